@@ -1,0 +1,1 @@
+"""Nasty adversarial training."""

@@ -1,0 +1,503 @@
+"""`PaperCLI`: Lightning's CLI with run folders, resuming, configs by name, and the testing that follows training.
+
+A package subclasses it once, names its LightningModule and datamodule, and gets `train` and `test`:
+
+    class MyCLI(PaperCLI):
+        paper = "my_paper"
+        model_type, data_type = MyModule, MyData
+        monitor, monitor_mode = "val/accuracy", "max"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from inspect import signature
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import yaml
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_only
+
+from shared import logs, seeding
+from shared.checkpoints import AtomicCheckpointIO, Manifest, atomic_write, newest
+
+RUN_VARIABLE = "PAPERS_RUN"  # tells the processes that Lightning starts for DDP the run folder of rank zero
+KEPT_EPOCHS = 2  # checkpoints of the last epochs; the second is what a run falls back to if the first is damaged
+# What a result does not depend on, or what is recorded beside it.
+UNHASHED = {"seed_everything", "run_dir", "logger", "config"}
+UNHASHED_TRAINER = {
+    "logger", "callbacks", "plugins", "profiler", "default_root_dir", "enable_progress_bar", "barebones",
+    "enable_checkpointing", "enable_model_summary", "log_every_n_steps",
+}  # fmt: skip
+
+log = logging.getLogger(__name__)
+
+
+class StepSeed(Callback):
+    """Seed the global generators before each training batch by (seed, step, rank): see `shared.seeding`."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
+        """Seed for the batch that begins."""
+        seeding.seed_step(self.seed, trainer.global_step, trainer.global_rank)
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """Hash resolved settings, without the seed and without what only concerns output.
+
+    Args:
+        config: as parsed, nested.
+
+    Returns:
+        Twelve hexadecimal digits.
+    """
+    kept = {k: v for k, v in config.items() if k not in UNHASHED}
+    kept["trainer"] = {k: v for k, v in config.get("trainer", {}).items() if k not in UNHASHED_TRAINER}
+    for section in ("model", "data"):  # the seed is linked into these
+        kept[section] = {k: v for k, v in config.get(section, {}).items() if k != "seed"}
+    text = json.dumps(kept, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+class PaperCLI(LightningCLI):
+    """The settings, the run folder and the trainer of one paper.
+
+    Constructing it parses the arguments and builds model, data and trainer; `fit_and_test` runs them. A
+    subclass sets the class variables, and overrides `before_fit` where the paper has a first phase.
+
+    Args:
+        args: command-line arguments; without `--config` the package's `default` config is read.
+        run: folder of an existing run whose settings are the base (resuming, testing); None for a new one.
+        parse_only: stop after parsing: `config` is there, model and data are not.
+        quiet: no console output below warnings and no progress bar.
+    """
+
+    paper: ClassVar[str]
+    model_type: ClassVar[type[LightningModule]]
+    data_type: ClassVar[type[LightningDataModule]]
+    monitor: ClassVar[str | None] = None  # the validation metric that chooses best.ckpt
+    monitor_mode: ClassVar[str] = "max"
+
+    def __init__(
+        self, args: Sequence[str], *, run: Path | None = None, parse_only: bool = False, quiet: bool = False
+    ) -> None:
+        self.resumed_run, self.parse_only, self.quiet = run, parse_only, quiet
+        logs.setup_console(logging.WARNING if quiet else logging.INFO)
+        base = [] if run is None else ["--config", str(run_config(run))]
+        named = [] if base or _has_config(args) else ["--config", "default"]
+        super().__init__(
+            self.model_type,
+            self.data_type,
+            args=self._resolve_configs([*base, *named, *args]),
+            run=False,
+            save_config_callback=None,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            parser_kwargs={"prog": "train", "exit_on_error": False},
+        )
+
+    @classmethod
+    def main(cls, argv: Sequence[str]) -> dict[str, float]:
+        """Train, or go on with a run, and test: the verb `train`.
+
+        Args:
+            argv: arguments, among them `--resume RUN` and `--help_all`.
+
+        Returns:
+            The test metrics.
+        """
+        arguments, options = _take(argv, "--resume")
+        arguments = ["--help" if word == "--help_all" else word for word in arguments]
+        resume = options.get("--resume")
+        if resume is not None and _is_child():
+            resume = os.environ[RUN_VARIABLE]
+        run = find_run(cls.paper, resume) if resume is not None else None
+        return cls(arguments, run=run).fit_and_test()
+
+    @classmethod
+    def test(cls, argv: Sequence[str]) -> dict[str, float]:
+        """Test a run's weights again: the verb `test`.
+
+        Args:
+            argv: the run (a folder or `last`), then `--select last|best|FILE` and settings.
+
+        Returns:
+            The test metrics.
+        """
+        run, *rest = argv
+        arguments, options = _take(rest, "--select")
+        cli = cls.of_run(run, select=options.get("--select", "last"), args=arguments)
+        return cli.run_test()
+
+    @classmethod
+    def of_run(cls, run: str | Path, *, select: str = "last", args: Sequence[str] = ()) -> Self:
+        """Build the model and data of a finished run, its weights loaded.
+
+        Args:
+            run: a run folder, or `last`.
+            select: `last` for the newest readable checkpoint, `best` for the best on validation data, or
+                a checkpoint file.
+            args: settings that differ from the run's.
+
+        Returns:
+            The CLI; its `model` and `datamodule` are ready for `trainer.test`, or for use alone.
+
+        Raises:
+            FileNotFoundError: if there is no such run or checkpoint.
+            CheckpointError: if the checkpoint cannot be read.
+        """
+        folder = find_run(cls.paper, run)
+        cli = cls(args, run=folder)
+        cli.load_weights(checkpoint_of(folder, cls.paper, select))
+        return cli
+
+    @classmethod
+    def hash_of(cls, args: Sequence[str]) -> str:
+        """Return the hash of the settings that arguments lead to (see `config_hash`)."""
+        return config_hash(cls(args, parse_only=True, quiet=True).config_dict())
+
+    @classmethod
+    def run_cell(cls, args: Sequence[str], seed: int) -> dict[str, float]:
+        """Train and test once, quietly and in a temporary run folder, for a comparison.
+
+        Args:
+            args: settings.
+            seed: the run's seed.
+
+        Returns:
+            The test metrics.
+        """
+        with tempfile.TemporaryDirectory(prefix=f"{cls.paper}-") as folder:
+            run = Path(folder) / "run"
+            cell = [*args, f"--seed_everything={seed}", f"--run_dir={run}"]
+            return cls(cell, quiet=True).fit_and_test()
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add what concerns the run: seed, folder, logger."""
+        parser.add_argument("--seed_everything", type=int, default=0, help="the run's seed")
+        parser.add_argument(
+            "--run_dir", type=str | None, default=None, help="where to write; made from the date otherwise"
+        )
+        parser.add_argument(
+            "--logger", type=logs.LoggerName, default="csv", help="where metrics go beside the console"
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Give the run's seed to the model and data that ask for one."""
+        for section, kind in (("model", self.model_type), ("data", self.data_type)):
+            if "seed" in signature(kind.__init__).parameters:
+                parser.link_arguments("seed_everything", f"{section}.seed")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse; an unknown or malformed setting is a ValueError of one sentence."""
+        from jsonargparse import ArgumentError
+
+        try:
+            self.config = parser.parse_args(args)
+        except (ArgumentError, TypeError) as error:
+            raise ValueError(_first_cause(str(error))) from error
+
+    def _set_seed(self) -> None:
+        deterministic = self.config.trainer.deterministic is True
+        seeding.seed_everything(self.config.seed_everything, deterministic=deterministic)
+
+    def instantiate_classes(self) -> None:
+        """Build model and data; the trainer waits until the run folder is there."""
+        if self.parse_only:
+            return
+        self.config_init = self.parser.instantiate_classes(self.config)
+        self.datamodule, self.model = self.config_init["data"], self.config_init["model"]
+
+    def config_dict(self) -> dict[str, Any]:
+        """Return the resolved settings as plain nested containers."""
+        text = self.parser.dump(self.config, skip_none=False, skip_link_targets=False, format="yaml")
+        loaded: dict[str, Any] = yaml.safe_load(text)
+        return loaded
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """Where the run keeps its checkpoints."""
+        return self.run_dir / "checkpoints"
+
+    def before_fit(self) -> None:
+        """Do what comes before the main training, such as training a network that it needs; nothing here."""
+
+    def fit_and_test(self) -> dict[str, float]:
+        """Train the model (from the newest good checkpoint of a resumed run), then test it.
+
+        Returns:
+            The test metrics; they are also printed, and written to `test.json` in the run folder.
+        """
+        with self.run_folder():
+            resume_from = None
+            if self.resumed_run is not None:
+                with_weights = list(self.checkpoint_folder.glob("*.ckpt"))
+                if with_weights:
+                    resume_from = newest(self.checkpoint_folder, package=self.paper, warn=log.warning)
+                    log.info("resuming from %s", resume_from)
+            self.before_fit()
+            self.trainer = self.make_trainer(self.checkpoint_folder)
+            self.trainer.fit(self.model, self.datamodule, ckpt_path=resume_from)
+            if self.trainer.interrupted:
+                raise KeyboardInterrupt
+            return self.run_test()
+
+    def run_test(self) -> dict[str, float]:
+        """Test the model as it is; print the metrics and, in a run folder, write them to `test.json`."""
+        if not hasattr(self, "trainer"):
+            self.trainer = self.make_trainer(None)
+        found = self.trainer.test(self.model, self.datamodule, verbose=False)
+        results = found[0] if found else {}
+        metrics = {name.removeprefix("test/"): float(value) for name, value in results.items()}
+        metrics |= self.after_test()
+        self._report(metrics)
+        return metrics
+
+    def after_test(self) -> dict[str, float]:
+        """Draw figures into `run_dir / "figures"`, or measure more; returns further metrics (none here)."""
+        return {}
+
+    @rank_zero_only
+    def _report(self, metrics: Mapping[str, float]) -> None:
+        if hasattr(self, "run_dir"):
+            with atomic_write(self.run_dir / "test.json") as file:
+                file.write((json.dumps(metrics, indent=2) + "\n").encode())
+        if not self.quiet:
+            logs.console.print(logs.metrics_table(metrics, title=f"{self.paper}: test metrics"))
+            if hasattr(self, "run_dir"):
+                logs.console.print(f"run folder: {self.run_dir}", soft_wrap=True)
+
+    def load_weights(self, checkpoint: Path) -> None:
+        """Load the model's weights, whole, from a checkpoint of this package."""
+        from shared.checkpoints import CheckpointError, load
+
+        state = load(checkpoint, package=self.paper, map_location="cpu")["state_dict"]
+        try:
+            self.model.load_state_dict(state)
+        except RuntimeError as error:
+            reason = str(error).split("\n\t")[1].strip() if "\n\t" in str(error) else str(error)
+            raise CheckpointError(f"{checkpoint} does not fit the model: {reason}") from error
+
+    def make_trainer(self, checkpoints: Path | None, **overrides: Any) -> Trainer:
+        """Build a trainer from the settings, with this collection's checkpoints, loggers and seeding.
+
+        Args:
+            checkpoints: folder for checkpoints; None writes nothing at all.
+            overrides: trainer arguments that replace those of the settings.
+        """
+        settings = {**self.config_init["trainer"], **overrides}
+        callbacks = [*(settings.pop("callbacks", None) or []), StepSeed(self.config.seed_everything)]
+        plugins = settings.pop("plugins", None) or []
+        plugins = [*plugins] if isinstance(plugins, list) else [plugins]
+        manifest = Manifest.of(self.paper, config_hash(self.config_dict()))
+        settings["use_distributed_sampler"] = False  # the datamodules shard without repeating test items
+        settings["enable_model_summary"] = False
+        if not self.quiet and settings.get("enable_progress_bar") is not False:
+            callbacks.append(logs.progress_callback())
+        settings["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in callbacks)
+        if checkpoints is None:
+            settings |= {"enable_checkpointing": False, "logger": False}
+        else:
+            settings["logger"] = settings.get("logger") or logs.make_loggers(
+                checkpoints.parent, self.paper, self.config.logger
+            )
+            if settings.get("enable_checkpointing") is not False:
+                callbacks += self._checkpoint_callbacks(checkpoints)
+        root = str(checkpoints.parent if checkpoints is not None else Path.cwd())
+        return Trainer(
+            **{
+                **settings,
+                "default_root_dir": root,
+                "callbacks": callbacks,
+                "plugins": [*plugins, AtomicCheckpointIO(manifest)],
+            }
+        )
+
+    def _checkpoint_callbacks(self, folder: Path) -> list[Callback]:
+        last = ModelCheckpoint(
+            folder, "epoch={epoch:04d}", monitor="epoch", mode="max", save_top_k=KEPT_EPOCHS,
+            auto_insert_metric_name=False, save_on_train_epoch_end=True,
+        )  # fmt: skip
+        if self.monitor is None:
+            return [last]
+        best = ModelCheckpoint(
+            folder, "best", monitor=self.monitor, mode=self.monitor_mode, save_top_k=1,
+            enable_version_counter=False,
+        )  # fmt: skip
+        return [best, last]
+
+    @contextmanager
+    def run_folder(self) -> Iterator[None]:
+        """Make the run folder (or take the resumed run's) and write the settings into it.
+
+        A new folder is removed again if the run fails before its first checkpoint.
+        """
+        given = self.config.run_dir
+        if _is_child():
+            self.run_dir = Path(os.environ[RUN_VARIABLE])
+        elif self.resumed_run is not None:
+            self.run_dir = self.resumed_run
+        elif rank_zero_only.rank in (0, None):
+            self.run_dir = new_run_folder(self.paper, self.config.seed_everything, given)
+        else:
+            self.run_dir = Path(given) if given else _dated(self.paper, self.config.seed_everything)
+        if rank_zero_only.rank not in (0, None) or _is_child():
+            yield
+            return
+        os.environ[RUN_VARIABLE] = str(self.run_dir.resolve())
+        try:
+            if self.resumed_run is None:
+                with atomic_write(self.run_dir / "config.yaml") as file:
+                    file.write(self.parser.dump(self.config, skip_none=False, format="yaml").encode())
+            yield
+        except BaseException:
+            if self.resumed_run is None and not any(self.run_dir.rglob("*.ckpt")):
+                shutil.rmtree(self.run_dir, ignore_errors=True)
+            elif not self.quiet:
+                log.warning("unfinished; go on with: train --resume %s", self.run_dir)
+            raise
+        finally:
+            os.environ.pop(RUN_VARIABLE, None)
+
+    def _resolve_configs(self, args: Sequence[str]) -> list[str]:
+        """Replace the bare names behind `--config` with the package's files."""
+        resolved: list[str] = []
+        for place, word in enumerate(args):
+            if place and args[place - 1] in ("--config", "-c"):
+                word = str(self.config_path(word))
+            elif word.startswith("--config="):
+                word = f"--config={self.config_path(word.removeprefix('--config='))}"
+            resolved.append(word)
+        return resolved
+
+    @classmethod
+    def config_path(cls, name: str) -> Path:
+        """Find a config: a file of the user's, or the bare name of one of the package's own.
+
+        Raises:
+            FileNotFoundError: if there is neither; the message lists the package's names.
+        """
+        from importlib.resources import files
+
+        folder = Path(str(files(cls.paper))) / "configs"
+        own = folder / f"{name}.yaml"
+        if own.is_file():
+            return own
+        if Path(name).is_file():
+            return Path(name)
+        names = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        raise FileNotFoundError(f"there is no config {name!r}: give a YAML file or one of {names}")
+
+
+def new_run_folder(paper: str, seed: int, given: str | Path | None = None) -> Path:
+    """Make a folder that no other run has: `given`, or `runs/PAPER/DATE-TIME-SEED` with a counter if taken.
+
+    Raises:
+        FileExistsError: if `given` exists and is not empty.
+        OSError: if the folder cannot be made.
+    """
+    if given is not None:
+        folder = Path(given)
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise FileExistsError(f"the run folder {folder} is not empty; resume it with --resume {folder}")
+        return folder
+    first = _dated(paper, seed)
+    first.parent.mkdir(parents=True, exist_ok=True)
+    counter = 1
+    while True:
+        folder = first if counter == 1 else first.with_name(f"{first.name}.{counter}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            counter += 1
+        else:
+            return folder
+
+
+def _dated(paper: str, seed: int) -> Path:
+    return Path("runs", paper, f"{datetime.now():%Y%m%d-%H%M%S}-{seed}")
+
+
+def find_run(paper: str, run: str | Path) -> Path:
+    """Find a run folder.
+
+    Args:
+        paper: the package's name.
+        run: a folder, or `last` for the newest under `runs/PAPER`.
+
+    Raises:
+        FileNotFoundError: if it is no run folder.
+    """
+    if str(run) == "last":
+        runs = sorted(file.parent for file in Path("runs", paper).glob("*/config.yaml"))
+        if not runs:
+            raise FileNotFoundError(f"there is no run under {Path('runs', paper)}")
+        return runs[-1]
+    run_config(Path(run))
+    return Path(run)
+
+
+def run_config(run: Path) -> Path:
+    """Return the settings file of a run folder; FileNotFoundError if it has none."""
+    file = run / "config.yaml"
+    if not file.is_file():
+        raise FileNotFoundError(f"{run} is no run folder: it has no config.yaml")
+    return file
+
+
+def checkpoint_of(run: Path, paper: str, select: str = "last") -> Path:
+    """Choose a checkpoint of a run: `last` (the newest readable), `best`, or a file of the user's.
+
+    Raises:
+        FileNotFoundError: if it is not there.
+    """
+    if select == "last":
+        return newest(run / "checkpoints", package=paper, warn=log.warning)
+    return run / "checkpoints" / "best.ckpt" if select == "best" else Path(select)
+
+
+def _is_child() -> bool:
+    """Say whether this process was started by Lightning as a further rank of a run on this machine."""
+    return RUN_VARIABLE in os.environ and os.environ.get("LOCAL_RANK", "0") != "0"
+
+
+def _has_config(args: Sequence[str]) -> bool:
+    return any(word in ("--config", "-c") or word.startswith("--config=") for word in args)
+
+
+def _take(argv: Sequence[str], *names: str) -> tuple[list[str], dict[str, str]]:
+    """Split options `NAME VALUE` or `NAME=VALUE` off a list of arguments."""
+    rest: list[str] = []
+    found: dict[str, str] = {}
+    words = iter(argv)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name not in names:
+            rest.append(word)
+            continue
+        value = value if equals else next(words, "")
+        if not value:
+            raise ValueError(f"{name} needs a value")
+        found[name] = value
+    return rest, found
+
+
+def _first_cause(message: str) -> str:
+    """Cut jsonargparse's nested report down to the setting and the reason."""
+    lines = [line.strip(" -") for line in message.splitlines() if line.strip()]
+    return " ".join(lines[:3])
+

@@ -1,0 +1,178 @@
+"""`train` as a user runs it, on a tiny paper in a temporary workspace: run folders, resuming, processes, errors."""
+
+import csv
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+import yaml
+from shared.checkpoints import load
+from shared.papercli import config_hash, find_run, new_run_folder
+from workspace import environment_of, make_workspace, run
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    return make_workspace(tmp_path_factory.mktemp("papercli"))
+
+
+@pytest.fixture(scope="module")
+def unbroken(workspace):
+    result = run(workspace, "alpha", "train", "--run_dir", "unbroken")
+    assert result.returncode == 0, result.stderr
+    return workspace / "unbroken", result
+
+
+def weights(run_folder):
+    return load(run_folder / "checkpoints" / "epoch=0003.ckpt")["state_dict"]
+
+
+def start_and_kill(workspace, folder, after):
+    """Start a slow run and kill -9 it in the epoch that follows the checkpoint `after`."""
+    words = ("alpha", "train", "--run_dir", folder, "--model.slow", "0.1")
+    process = subprocess.Popen(words, cwd=workspace, env=environment_of(workspace), stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (workspace / folder / "checkpoints" / after).exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.25)  # a few of the next epoch's eight steps
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def test_a_run_leaves_settings_metrics_checkpoints_and_results(unbroken):
+    folder, result = unbroken
+    names = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    assert names == {
+        "config.yaml", "metrics.csv", "test.json",
+        "checkpoints/best.ckpt", "checkpoints/epoch=0002.ckpt", "checkpoints/epoch=0003.ckpt",
+    }  # fmt: skip
+    assert yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["max_epochs"] == 4
+    metrics = json.loads((folder / "test.json").read_text())
+    assert metrics["n"] == 7
+    assert f"{metrics['loss']:.4f}" in result.stderr
+    assert "run folder: unbroken" in result.stderr
+    with (folder / "metrics.csv").open(newline="") as file:
+        logged = [float(row["val/loss"]) for row in csv.DictReader(file) if row["val/loss"]]
+    assert len(logged) == 4
+    assert logged[-1] == pytest.approx(metrics["loss"], rel=1e-5)  # the same seven items
+
+
+def test_a_killed_run_resumes_to_the_weights_of_an_unbroken_one(workspace, unbroken):
+    start_and_kill(workspace, "killed", after="epoch=0001.ckpt")
+    result = run(workspace, "alpha", "train", "--resume", "killed", "--model.slow", "0")
+    assert result.returncode == 0, result.stderr
+    assert "epoch 3/4" in result.stderr
+    assert "epoch 2/4" not in result.stderr
+    expected, found = weights(unbroken[0]), weights(workspace / "killed")
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert (workspace / "killed/metrics.csv").read_text() == (unbroken[0] / "metrics.csv").read_text()
+
+
+def test_resuming_passes_over_a_damaged_checkpoint(workspace, unbroken):
+    start_and_kill(workspace, "damaged", after="epoch=0001.ckpt")
+    for name in ("epoch=0001.ckpt", "best.ckpt"):
+        file = workspace / "damaged" / "checkpoints" / name
+        file.write_bytes(file.read_bytes()[:-200])
+    result = run(workspace, "alpha", "train", "--resume", "damaged", "--model.slow", "0")
+    assert result.returncode == 0, result.stderr
+    said = " ".join(result.stderr.split())
+    assert "epoch=0001.ckpt is truncated" in said
+    assert "falling back to damaged/checkpoints/epoch=0000.ckpt" in said
+    expected, found = weights(unbroken[0]), weights(workspace / "damaged")
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_two_processes_train_and_score_each_test_item_once(workspace, unbroken):
+    two = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
+    result = run(workspace, "train", "alpha", *two, "--run_dir", "two")
+    assert result.returncode == 0, result.stderr
+    metrics = json.loads((workspace / "two" / "test.json").read_text())
+    assert metrics["n"] == 7
+    alone = run(workspace, "alpha", "test", "two", "--trainer.devices", "1", "--trainer.strategy", "auto")
+    assert f"{metrics['loss']:.4f}" in alone.stderr
+    assert not torch.equal(weights(workspace / "two")["net.weight"], weights(unbroken[0])["net.weight"])
+
+
+def test_two_runs_at_once_have_folders_of_their_own(workspace, unbroken):
+    words = ("alpha", "train", "--trainer.max_epochs", "1", "--seed_everything", "77")
+    started = [
+        subprocess.Popen(words, cwd=workspace, env=environment_of(workspace), stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    assert [process.wait(120) for process in started if process.communicate()] == [0, 0]
+    folders = [f for f in (workspace / "runs" / "alpha").iterdir() if "-77" in f.name]
+    assert len(folders) == 2
+    a, b = (load(f / "checkpoints" / "epoch=0000.ckpt")["state_dict"]["net.weight"] for f in folders)
+    assert torch.equal(a, b)  # one seed, one machine, one result
+
+
+def test_wandb_without_a_key_writes_offline_and_asks_nothing(workspace):
+    words = ("alpha", "train", "--logger", "wandb", "--trainer.max_epochs", "1", "--run_dir", "wandb_run")
+    result = run(workspace, *words, HOME=str(workspace), NETRC=str(workspace / "netrc"))
+    assert result.returncode == 0, result.stderr
+    assert len(list((workspace / "wandb_run" / "wandb").glob("offline-run-*/*.wandb"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--model.nope", "3"), "unrecognized arguments: --model.nope 3"),
+        (("--data.n", "many"), 'Parser key "data.n"'),
+        (("--config", "nope"), "there is no config 'nope': give a YAML file or one of default"),
+        (("--resume", "nowhere"), "nowhere is no run folder: it has no config.yaml"),
+        (("--run_dir", "/dev/null/run"), "/dev/null/run: Not a directory"),
+        (("--seed_everything", "-1"), "seed must lie in"),
+        (("--model.fail_at", "0", "--run_dir", "failed"), "the data of this epoch is bad"),
+        (("--run_dir", "unbroken"), "the run folder unbroken is not empty; resume it with --resume unbroken"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_bad_options_are_one_sentence_and_leave_nothing_behind(workspace, unbroken, options, message):
+    before = {file for file in workspace.rglob("*") if "__pycache__" not in file.parts}
+    result = run(workspace, "alpha", "train", *options)
+    assert result.returncode == 2
+    error = [line for line in result.stderr.splitlines() if line.startswith("alpha train: error: ")]
+    assert len(error) == 1, result.stderr
+    assert message in error[0]
+    assert "Traceback" not in result.stderr
+    assert {file for file in workspace.rglob("*") if "__pycache__" not in file.parts} == before
+
+
+def test_a_failing_run_that_has_a_checkpoint_keeps_it_and_says_how_to_go_on(workspace):
+    result = run(workspace, "alpha", "train", "--model.fail_at", "2", "--run_dir", "half")
+    assert result.returncode == 2
+    assert "go on with: train --resume half" in " ".join(result.stderr.split())
+    assert (workspace / "half" / "checkpoints" / "epoch=0001.ckpt").exists()
+
+
+def test_an_unknown_key_in_a_config_file_is_named(workspace):
+    (workspace / "mine.yaml").write_text("model:\n  learning_rate: 1\n")
+    result = run(workspace, "alpha", "train", "--config", "mine.yaml")
+    assert result.returncode == 2
+    assert "learning_rate" in result.stderr.splitlines()[0]
+
+
+def test_the_hash_ignores_the_seed_and_what_only_concerns_output():
+    config = {"seed_everything": 0, "run_dir": None, "model": {"lr": 1, "seed": 0}, "trainer": {"max_epochs": 4}}
+    other = {"seed_everything": 1, "run_dir": "x", "model": {"lr": 1, "seed": 1}, "trainer": {"max_epochs": 4}}
+    assert config_hash(config) == config_hash(other)
+    other["trainer"]["enable_progress_bar"] = False
+    assert config_hash(config) == config_hash(other)
+    other["model"]["lr"] = 2
+    assert config_hash(config) != config_hash(other)
+
+
+def test_a_taken_folder_name_gets_a_counter_and_last_is_the_newest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [new_run_folder("alpha", 3) for _ in range(3)]
+    assert len(set(folders)) == 3
+    with pytest.raises(FileNotFoundError, match="there is no run under"):
+        find_run("alpha", "last")
+    for name in ("20260101-000000-0", "20260102-000000-0"):
+        (tmp_path / "runs/alpha" / name).mkdir()
+        (tmp_path / "runs/alpha" / name / "config.yaml").write_text("{}")
+    assert find_run("alpha", "last").name == "20260102-000000-0"
