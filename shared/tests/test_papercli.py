@@ -157,13 +157,22 @@ def test_an_unknown_key_in_a_config_file_is_named(workspace):
 
 
 def test_the_hash_ignores_the_seed_and_what_only_concerns_output():
-    config = {"seed_everything": 0, "run_dir": None, "model": {"lr": 1, "seed": 0}, "trainer": {"max_epochs": 4}}
-    other = {"seed_everything": 1, "run_dir": "x", "model": {"lr": 1, "seed": 1}, "trainer": {"max_epochs": 4}}
-    assert config_hash(config) == config_hash(other)
+    config = {"seed_everything": 0, "model": {"lr": 1}, "trainer": {"max_epochs": 4}}
+    other = {"seed_everything": 1, "run_dir": "x", "model": {"lr": 1}, "trainer": {"max_epochs": 4}}
+    assert config_hash(config, "alpha") == config_hash(other, "alpha")
     other["trainer"]["enable_progress_bar"] = False
-    assert config_hash(config) == config_hash(other)
+    assert config_hash(config, "alpha") == config_hash(other, "alpha")
     other["model"]["lr"] = 2
-    assert config_hash(config) != config_hash(other)
+    assert config_hash(config, "alpha") != config_hash(other, "alpha")
+    assert config_hash(config, "alpha") != config_hash(config, "beta")
+
+
+def test_the_hash_changes_with_a_minor_release_and_not_with_a_patch(monkeypatch):
+    hashes = []
+    for release in ("0.1.0", "0.1.7", "0.2.0"):
+        monkeypatch.setattr("shared.papercli.package_version", lambda _, release=release: release)
+        hashes.append(config_hash({"model": {"lr": 1}}, "alpha"))
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 def test_a_taken_folder_name_gets_a_counter_and_last_is_the_newest(tmp_path, monkeypatch):

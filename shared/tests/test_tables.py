@@ -205,3 +205,8 @@ def test_figure_of_nothing_is_refused_and_leaves_no_file(tmp_path):
     with pytest.raises(ValueError, match="paper has no records yet"):
         figure(Results("paper", "0.1.0"), REPORT, tmp_path / "a.png")
     assert not list(tmp_path.iterdir())
+
+
+def test_report_without_a_metric_is_refused():
+    with pytest.raises(ValueError, match="metrics are empty"):
+        Report("ours", ["plain"], [])

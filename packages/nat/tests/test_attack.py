@@ -232,6 +232,20 @@ def test_restarts_keep_a_misclassified_point_and_among_those_the_highest_loss():
     assert kinds >= {0, 1, 2}
 
 
+def test_kl_restarts_keep_the_start_farthest_from_the_clean_prediction():
+    model, x = Recorder(), points(20)
+    labels = model(x).argmax(1)
+    options = {"eps": 0.01, "alpha": 0.01, "steps": 0, "loss": "kl"}
+    best = pgd(model, x, labels, restarts=4, generator=seeded(1), **options)
+    generator = seeded(1)
+    starts = torch.stack([pgd(model, x, labels, generator=generator, **options) for _ in range(4)])
+    p, q = (model(z).softmax(-1).detach() for z in (x, starts.flatten(0, 1)))
+    kl = (p * (p / q.view(4, 20, 3)).log()).sum(2)
+    stays = (q.view(4, 20, 3).argmax(2) == labels).all(0)  # else misclassification decides
+    assert stays.sum() > 10
+    assert torch.equal(best[stays], starts[kl.argmax(0), torch.arange(20)][stays])
+
+
 def test_restarts_never_lower_the_loss():
     model, x = ConvBN(), points(6, (3, 4, 4))
     labels = torch.tensor([0, 1, 2, 3, 4, 0])
@@ -314,7 +328,7 @@ def test_saturated_softmax_stops_cross_entropy_but_not_the_margin():
     labels = model(x).argmax(1)
     options = {"eps": 0.1, "alpha": 0.1, "steps": 1, "random_start": False}
     assert torch.equal(pgd(model, x, labels, **options), x)
-    moved = pgd(model, x, labels, loss="margin", **options)
+    moved = cw_inf(model, x, labels, 0.1, steps=1, alpha=0.2, generator=seeded())
     assert ((moved - x).abs() > 0.09).all()
 
 

@@ -319,6 +319,8 @@ def test_threat_scales_radius_and_step():
         (lambda: build("nat", omega=-1.0), "omega must be .* >= 0, got -1.0"),
         (lambda: build("nat", temperature=0.0), "temperature must be .* > 0, got 0.0"),
         (lambda: build("nat", nasty_on="clean"), "nasty_on must be one of both, adversarial, got 'clean'"),
+        (lambda: build("nat", direction="back"), "direction must be one of .*, got 'back'"),
+        (lambda: build("nat", kl_cap=-1.0), "kl_cap must be > 0, or None for no cap, got -1.0"),
         (lambda: build("trades", beta=-6.0), "beta must be .* >= 0, got -6.0"),
         (
             lambda: build("nat", adversary=Net().train())(Net(), images(), LABELS, seeded()),
@@ -426,6 +428,8 @@ def test_a_failing_closure_leaves_weights_and_statistics_and_a_second_perturbati
         perturbation.perturb(model, closure_of(model))
     perturbation.restore(model)
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    perturbation.perturb(model, closure_of(model))
+    assert not torch.equal(model.head.weight, before["head.weight"])
 
 
 @pytest.mark.parametrize("method", METHODS)

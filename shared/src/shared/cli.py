@@ -17,6 +17,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,12 +148,14 @@ class Paper:
         title: one line: what the paper does.
         cli: `module:Class` of its `PaperCLI`, imported only when a run starts.
         verbs: further verbs; name -> function whose typed signature and docstring become its options.
+        training_verbs: further verbs that take the options of `train`; name -> function of the arguments.
     """
 
     name: str
     title: str
     cli: str
     verbs: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    training_verbs: Mapping[str, Callable[[list[str]], Any]] = field(default_factory=dict)
 
     @property
     def configs(self) -> Path:
@@ -182,7 +185,10 @@ def main(paper: Paper, argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     verbs: dict[str, Callable[[list[str]], Any]] = {
-        "train": lambda rest: _train(paper, rest),
+        name: partial(_train, paper, name, function)
+        for name, function in {"train": _train_and_test(paper), **paper.training_verbs}.items()
+    }
+    verbs |= {
         "test": lambda rest: _test(paper, rest),
         "configs": lambda rest: _print_configs(paper, rest),
         "info": lambda rest: _print_info(paper, rest),
@@ -226,11 +232,16 @@ def _typed_verb(paper: Paper, name: str, function: Callable[..., Any]) -> Callab
     return run
 
 
-def _train(paper: Paper, arguments: list[str]) -> None:
+def _train_and_test(paper: Paper) -> Callable[[list[str]], Any]:
+    """Train, then test; `train --help` lists the settings."""
+    return lambda arguments: paper.load_cli().main(arguments)
+
+
+def _train(paper: Paper, verb: str, function: Callable[[list[str]], Any], arguments: list[str]) -> None:
     if "-h" in arguments or "--help" in arguments:
-        print(_train_help(paper))
-        return
-    paper.load_cli().main(arguments)
+        print(_train_help(paper, verb))
+    else:
+        function(arguments)
 
 
 def _test(paper: Paper, arguments: list[str]) -> None:
@@ -261,7 +272,7 @@ def _overview(paper: Paper) -> str:
         "configs": "list the configs that come with the package",
         "info": "print versions, devices and folders for a bug report",
     }
-    for name, function in paper.verbs.items():
+    for name, function in {**paper.training_verbs, **paper.verbs}.items():
         described[name] = (function.__doc__ or "").strip().splitlines()[0].rstrip(".")
     width = max(map(len, described))
     lines = [f"{paper.name}: {paper.title}", "", f"usage: {paper.name} VERB [OPTION ...]", "", "verbs:"]
@@ -269,9 +280,9 @@ def _overview(paper: Paper) -> str:
     return "\n".join([*lines, "", f"`{paper.name} VERB --help` says more."])
 
 
-def _train_help(paper: Paper) -> str:
-    return f"""usage: train [--config NAME_OR_FILE] [--resume RUN] [OPTION ...]
-   as: uv run --package {paper.name} train ...   or: {paper.name} train ...
+def _train_help(paper: Paper, verb: str) -> str:
+    command = f"uv run --package {paper.name} {'' if verb == 'train' else paper.name + ' '}{verb}"
+    return f"""usage: {command} [--config NAME_OR_FILE] [--resume RUN] [OPTION ...]
 
 {paper.title}
 

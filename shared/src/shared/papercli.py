@@ -30,7 +30,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 
 from shared import logs, seeding
-from shared.checkpoints import AtomicCheckpointIO, Manifest, atomic_write, newest
+from shared.checkpoints import AtomicCheckpointIO, Manifest, atomic_write, newest, package_version
 
 RUN_VARIABLE = "PAPERS_RUN"  # tells the processes that Lightning starts for DDP the run folder of rank zero
 KEPT_EPOCHS = 2  # checkpoints of the last epochs; the second is what a run falls back to if the first is damaged
@@ -55,20 +55,24 @@ class StepSeed(Callback):
         seeding.seed_step(self.seed, trainer.global_step, trainer.global_rank)
 
 
-def config_hash(config: Mapping[str, Any]) -> str:
-    """Hash resolved settings, without the seed and without what only concerns output.
+def config_hash(config: Mapping[str, Any], package: str) -> str:
+    """Hash the settings that a result depends on: what differs from the defaults, seed and output left out.
+
+    Defaults are part of the code, which the package's version stands for: 0.1.3 counts as 0.1. So a new
+    option leaves the hash alone, and a release that changes results must raise the minor version.
 
     Args:
-        config: as parsed, nested.
+        config: nested settings that differ from the defaults.
+        package: the package's name.
 
     Returns:
         Twelve hexadecimal digits.
     """
-    kept = {k: v for k, v in config.items() if k not in UNHASHED}
-    kept["trainer"] = {k: v for k, v in config.get("trainer", {}).items() if k not in UNHASHED_TRAINER}
-    for section in ("model", "data"):  # the seed is linked into these
-        kept[section] = {k: v for k, v in config.get(section, {}).items() if k != "seed"}
-    text = json.dumps(kept, sort_keys=True, default=str)
+    kept = {name: value for name, value in config.items() if name not in UNHASHED}
+    trainer = config.get("trainer", {})
+    kept["trainer"] = {name: value for name, value in trainer.items() if name not in UNHASHED_TRAINER}
+    release = package_version(package).rsplit(".", 1)[0]
+    text = json.dumps([package, release, kept], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -167,7 +171,7 @@ class PaperCLI(LightningCLI):
     @classmethod
     def hash_of(cls, args: Sequence[str]) -> str:
         """Return the hash of the settings that arguments lead to (see `config_hash`)."""
-        return config_hash(cls(args, parse_only=True, quiet=True).config_dict())
+        return cls(args, parse_only=True, quiet=True).settings_hash()
 
     @classmethod
     def run_cell(cls, args: Sequence[str], seed: int) -> dict[str, float]:
@@ -221,11 +225,10 @@ class PaperCLI(LightningCLI):
         self.config_init = self.parser.instantiate_classes(self.config)
         self.datamodule, self.model = self.config_init["data"], self.config_init["model"]
 
-    def config_dict(self) -> dict[str, Any]:
-        """Return the resolved settings as plain nested containers."""
-        text = self.parser.dump(self.config, skip_none=False, skip_link_targets=False, format="yaml")
-        loaded: dict[str, Any] = yaml.safe_load(text)
-        return loaded
+    def settings_hash(self) -> str:
+        """Return the hash of the settings (see `config_hash`)."""
+        text = self.parser.dump(self.config, skip_default=True, format="yaml")
+        return config_hash(yaml.safe_load(text) or {}, self.paper)
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -302,7 +305,7 @@ class PaperCLI(LightningCLI):
         callbacks = [*(settings.pop("callbacks", None) or []), StepSeed(self.config.seed_everything)]
         plugins = settings.pop("plugins", None) or []
         plugins = [*plugins] if isinstance(plugins, list) else [plugins]
-        manifest = Manifest.of(self.paper, config_hash(self.config_dict()))
+        manifest = Manifest.of(self.paper, self.settings_hash())
         settings["use_distributed_sampler"] = False  # the datamodules shard without repeating test items
         settings["enable_model_summary"] = False
         if not self.quiet and settings.get("enable_progress_bar") is not False:

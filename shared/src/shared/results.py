@@ -205,6 +205,8 @@ class Study:
             another process can be told to call it.
         hash_of: returns the hash of the settings that arguments lead to, the seed left out.
         report: what the tables show.
+        only: setting -> its methods, for settings that do not have all.
+        tuned: (method, setting) -> further arguments, such as what tuning chose.
     """
 
     package: str
@@ -215,15 +217,19 @@ class Study:
     run: Runner
     hash_of: Callable[[list[str]], str]
     report: Report
+    only: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    tuned: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
 
     def arguments(self, method: str, setting: str) -> list[str]:
         """Return the arguments of a cell, without its seed."""
-        return [*self.settings[setting], *self.methods[method]]
+        chosen = self.tuned.get((method, setting), ())
+        return [*self.settings[setting], *self.methods[method], *chosen]
 
     def cells(self, methods: Sequence[str], settings: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
         """List cells seed by seed, so that a comparison cut short has every method on the same seeds."""
-        hashes = {(m, s): self.hash_of(self.arguments(m, s)) for s in settings for m in methods}
-        return [Cell(m, s, seed, hashes[m, s]) for seed in seeds for s in settings for m in methods]
+        pairs = [(m, s) for s in settings for m in methods if m in self.only.get(s, self.methods)]
+        hashes = {pair: self.hash_of(self.arguments(*pair)) for pair in pairs}
+        return [Cell(m, s, seed, hashes[m, s]) for seed in seeds for m, s in pairs]
 
 
 @dataclass(frozen=True)
@@ -305,12 +311,12 @@ def compare(
     cells = study.cells(chosen_methods, chosen_settings, chosen_seeds)
     folder = study.folder if out is None else out
     if dry_run:
-        planned = plan(cells, _load(study, folder / "results.json"))
+        planned = plan(cells, load_results(study, folder / "results.json"))
         print(planned, *(f"  {cell}" for cell in planned.todo), sep="\n")
         return 0
-    with _locked(folder):
-        results = _load(study, folder / "results.json")
-        failures = _run(study, plan(cells, results), results, jobs, folder / "results.json")
+    with locked(folder):
+        results = load_results(study, folder / "results.json")
+        failures = run_cells(study, plan(cells, results), results, jobs, folder / "results.json")
         if results.records:
             text = markdown(results, claims, study.report)
             _write(folder / "results.md", text)
@@ -336,7 +342,7 @@ def _seeds(given: int | Sequence[int]) -> list[int]:
     return seeds
 
 
-def _load(study: Study, path: Path) -> Results:
+def load_results(study: Study, path: Path) -> Results:
     results = Results.load(path) if path.exists() else Results(study.package, _version(study.package))
     if results.package != study.package:
         raise ValueError(f"{path}: holds results of {results.package!r}, expected those of {study.package!r}")
@@ -351,7 +357,7 @@ def _version(package: str) -> str:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Keep a second comparison out of a folder; the system frees the lock when the process ends."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".compare.lock", timeout=0)
@@ -369,7 +375,7 @@ def _locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _run(study: Study, planned: Plan, results: Results, jobs: int, path: Path) -> dict[Cell, str]:
+def run_cells(study: Study, planned: Plan, results: Results, jobs: int, path: Path) -> dict[Cell, str]:
     """Run what is not done, save each record as it comes, and return what went wrong."""
     cells, failures = planned.todo, {}
     versions = {name: _version(name) for name in ("torch", study.package)}

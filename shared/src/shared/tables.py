@@ -105,6 +105,9 @@ class Report:
         metrics: what is shown; the first is the main metric, which gains and figure are about.
         titles: setting -> title; also the order of the settings, the first giving the headline.
         labels: method -> name to show, where it differs.
+
+    Raises:
+        ValueError: if there is no metric.
     """
 
     method: str
@@ -112,6 +115,10 @@ class Report:
     metrics: Sequence[Metric]
     titles: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.metrics:
+            raise ValueError("a report's metrics are empty, expected at least the main metric")
 
     def label(self, method: str) -> str:
         """Return the name to show for a method."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +13,8 @@ from nat.data import NATDataModule
 from nat.module import NATModule
 from shared.checkpoints import CheckpointError, Manifest, load_weights, newest, save_weights
 from shared.papercli import PaperCLI
+
+WEIGHTS = "weights.safetensors"
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +28,16 @@ class NATCLI(PaperCLI):
     monitor: ClassVar[str | None] = "val/pgd"
     model: NATModule
     datamodule: NATDataModule
+
+    @classmethod
+    def adversary_only(cls, argv: Sequence[str]) -> None:
+        """Train the adversary alone and say where its weights are: the verb `train-adversary`."""
+        cli = cls(argv)
+        if cli.model.adversary is None:
+            raise ValueError("these settings need no adversary: model.method must be nat and model.omega above 0")
+        with cli.run_folder():
+            cli.train_adversary(cli.run_dir)
+        log.info("use it with: --model.adversary.checkpoint %s", cli.run_dir / WEIGHTS)
 
     def before_fit(self) -> None:
         """Give the target its adversary (Sec. 3.2, step 1)."""
@@ -54,7 +67,7 @@ class NATCLI(PaperCLI):
         Args:
             folder: for its checkpoints and metrics; its final weights go into `weights.safetensors`.
         """
-        weights = folder / "weights.safetensors"
+        weights = folder / WEIGHTS
         if weights.is_file():
             self.load_adversary(weights)
             return

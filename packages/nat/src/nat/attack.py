@@ -114,9 +114,9 @@ def pgd(
         raise ValueError(f'random_start must be True, False or "normal", got {random_start!r}')
     if restarts < 1 or (restarts > 1 and random_start is False):
         raise ValueError(f"restarts must be 1, or more with a random start, got {restarts} from x itself")
-    # Autograd cannot save a tensor that was made under inference_mode, as in Lightning's evaluation loops.
     with torch.inference_mode(False), torch.enable_grad():
-        x = x.clone() if x.is_inference() else x.detach()
+        x = x.detach()
+        # Autograd cannot save a tensor made under inference_mode, as in Lightning's evaluation loops.
         labels = labels.clone() if labels.is_inference() else labels
         if eps == 0:
             return x.clone()

@@ -83,6 +83,7 @@ class NATDataModule(LightningDataModule):
         augment: change training images at random: pad by 4, crop and flip; or, where pictures are cropped
             to `image_size`, a random resized crop and flip. When null, all but `digits` and `mnist5k` are.
         val_fraction: share of the training set held out for validation, in (0, 1).
+        test_on: what the test loop scores: the `test` set, or `val`, the held-out images, for tuning.
         batch_size: images of a training batch on each process; an epoch's last may be smaller.
         eval_batch_size: likewise of validation, test and prediction.
         num_workers: processes that read images; has no influence on the batches.
@@ -106,6 +107,7 @@ class NATDataModule(LightningDataModule):
         classes: Path | None = None,
         augment: bool | None = None,
         val_fraction: float = 0.1,
+        test_on: Literal["test", "val"] = "test",
         batch_size: int = 128,
         eval_batch_size: int = 512,
         num_workers: int = 0,
@@ -154,6 +156,7 @@ class NATDataModule(LightningDataModule):
         self.extra, self.extra_fraction = as_path(extra), extra_fraction
         self.test_split, self.columns = test_split, (image_column, label_column)
         self.split_seed, self.seed = split_seed, seed
+        self.test_on = test_on
         self.parts: dict[str, ImageTensors | Views] = {}
         self.num_extra = 0
 
@@ -205,9 +208,10 @@ class NATDataModule(LightningDataModule):
             FileNotFoundError: if a file or folder is missing.
             ValueError: if one holds something else than the dataset.
         """
-        if stage in (None, "fit", "validate") and "train" not in self.parts:
+        scored = self.test_on if stage in (None, "test") else "test"
+        if (stage in (None, "fit", "validate") or scored == "val") and "train" not in self.parts:
             self.parts["train"], self.parts["val"] = self._split_training()
-        if stage in (None, "test", "predict") and "test" not in self.parts:
+        if stage in (None, "test", "predict") and scored == "test" and "test" not in self.parts:
             whole = self._read("test")
             if isinstance(whole, ImageTensors):
                 self.parts["test"] = whole
@@ -284,8 +288,8 @@ class NATDataModule(LightningDataModule):
         return self._evaluation_loader("val")
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """Return the test set, each image once over all processes."""
-        return self._evaluation_loader("test")
+        """Return the test set (or what `test_on` names), each image once over all processes."""
+        return self._evaluation_loader(self.test_on)
 
     def predict_dataloader(self) -> DataLoader[Any]:
         """Return the test set in its order, each image once over all processes."""

@@ -1,0 +1,118 @@
+"""The comparison behind the README: methods, settings, seeds, and how each method was tuned.
+
+Within a setting every method gets the same tuning budget (six candidates and two seeds on the digits, three
+candidates and one seed on MNIST). A candidate is scored by worst-case robust accuracy on a quarter of the
+training set, held out; the seeds are not those of the comparison, and the test set takes no part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from nat.app import NATCLI
+from nat.report import REPORT
+from shared.results import Study
+from shared.tuning import Tuning, chosen
+
+METHODS: dict[str, list[str]] = {
+    "nat": ["--model.method=nat"],
+    "vanilla": ["--model.method=vanilla"],
+    "pgd_at": ["--model.method=pgd_at"],
+    "at_mix": ["--model.method=at_mix"],
+    "trades": ["--model.method=trades"],
+    "mart": ["--model.method=mart"],
+    "pgd_at_awp": ["--model.method=pgd_at"],
+}
+
+SETTINGS: dict[str, list[str]] = {
+    "digits": ["--config=default"],
+    # All of AutoAttack takes five minutes a cell here; its targeted APGD, the strongest part, stands in for it.
+    "mnist5k": ["--config=mnist5k", "--model.test_attacks=fgsm,pgd20,cw40,apgd-t"],
+    "ablations": ["--config=default", "--model.test_attacks=pgd20,cw40"],
+}
+
+# One change each to NAT at the default settings (omega 0.06, temperature 1), untuned.
+ABLATIONS: dict[str, list[str]] = {
+    "ω = 0": ["--model.method=at_mix"],
+    "ω = 0.02": ["--model.omega=0.02"],
+    "ω = 0.04": ["--model.omega=0.04"],
+    "ω = 0.06 (default)": [],
+    "ω = 0.08": ["--model.omega=0.08"],
+    "ω = 0.12": ["--model.omega=0.12"],
+    "τ = 4": ["--model.temperature=4"],
+    "τ = 20": ["--model.temperature=20"],
+    "reversed KL": ["--model.kl_direction=adversary_target"],
+    "nasty term on X' only": ["--model.nasty_on=adversarial"],
+    "random adversary": ["--model.adversary.state=random"],
+    "adversarially trained adversary": ["--model.adversary.state=adversarial"],
+    "adversary of another architecture": ["--model.adversary.arch=mnist_cnn", "--model.image_size=8"],
+    "entropy penalty 0.06": ["--model.method=entropy_penalty"],
+}
+
+SEEDS = range(6)
+
+
+def _grid(rates: list[float], option: str = "", values: tuple[float, ...] = ()) -> list[list[str]]:
+    """List candidates: every learning rate, with every value of an option if there is one."""
+    lr = [f"--model.optim.lr={rate:g}" for rate in rates]
+    return [[r, f"--model.{option}={v:g}"] for r in lr for v in values] if option else [[r] for r in lr]
+
+
+RATES = [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2]  # of the methods that have nothing else to tune
+ON_VALIDATION = ["--data.test_on=val", "--data.val_fraction=0.25", "--model.test_attacks=pgd20,cw40"]
+TUNINGS = [
+    Tuning(
+        setting="digits",
+        candidates={
+            "nat": _grid([4e-3, 8e-3], "omega", (0.03, 0.06, 0.1)),
+            "vanilla": _grid(RATES),
+            "pgd_at": _grid(RATES),
+            "at_mix": _grid(RATES),
+            "trades": _grid([4e-3, 8e-3], "beta", (1, 3, 6)),
+            "mart": _grid([4e-3, 8e-3], "beta", (1, 3, 5)),
+            "pgd_at_awp": _grid([4e-3, 8e-3], "awp_gamma", (1e-3, 3e-3, 1e-2)),
+        },
+        arguments=ON_VALIDATION,
+        seeds=(100, 101),
+        metric="worst",
+    ),
+    Tuning(
+        setting="mnist5k",
+        candidates={
+            "nat": _grid([4e-3], "omega", (0.03, 0.06, 0.1)),
+            "vanilla": _grid([2e-3, 4e-3, 8e-3]),
+            "pgd_at": _grid([2e-3, 4e-3, 8e-3]),
+            "at_mix": _grid([2e-3, 4e-3, 8e-3]),
+            "trades": _grid([4e-3], "beta", (1, 3, 6)),
+        },
+        arguments=ON_VALIDATION,
+        seeds=(100,),
+        metric="worst",
+    ),
+]
+
+
+def study(folder: Path) -> Study:
+    """Describe the comparison: NAT and the tuned baselines, and NAT's ablations at its default settings.
+
+    Args:
+        folder: the package's `results`.
+    """
+    base = Study(
+        package="nat",
+        folder=folder,
+        methods=METHODS | ABLATIONS,
+        settings=SETTINGS,
+        seeds=SEEDS,
+        run=run_cell,
+        hash_of=NATCLI.hash_of,
+        report=REPORT,
+        only={"digits": list(METHODS), "mnist5k": list(TUNINGS[1].candidates), "ablations": list(ABLATIONS)},
+    )
+    return replace(base, tuned=chosen(base, TUNINGS))
+
+
+def run_cell(method: str, setting: str, seed: int, arguments: list[str]) -> dict[str, float]:
+    """Train and test one cell of a comparison in this process."""
+    return NATCLI.run_cell(arguments, seed)
