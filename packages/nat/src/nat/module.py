@@ -197,6 +197,14 @@ class NATModule(LightningModule):
             adversary=self.adversary,
         )
 
+    def setup(self, stage: str) -> None:
+        """Refuse data of another number of classes or channels than the network's."""
+        data = getattr(self.trainer, "datamodule", None)
+        for name in ("num_classes", "in_channels"):
+            ours, theirs = getattr(self, name), getattr(data, name, None)
+            if theirs is not None and ours != theirs:
+                raise ValueError(f"model.{name} is {ours}, but the data has {theirs}: set --model.{name} {theirs}")
+
     def on_train_epoch_start(self) -> None:
         """Set this epoch's omega and eps."""
         omega = self.omega * warmup(self.current_epoch, self.omega_warmup)
