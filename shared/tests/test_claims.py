@@ -244,7 +244,5 @@ def test_missing_file_is_named(tmp_path):
 def test_name_that_the_comparison_lacks_is_refused_with_the_choices(tmp_path, key, value):
     known = {"methods": ["ours", "plain"], "settings": ["digits"], "metrics": ["accuracy"]}
     load_claims(write(tmp_path, ENTRY), **known)
-    with pytest.raises(
-        ValueError, match=f"claim 'better': {key} is .*expected one of (ours, plain|digits|accuracy)"
-    ):
+    with pytest.raises(ValueError, match=f"claim 'better': {key} is .*expected one of (ours, plain|digits|accuracy)"):
         load_claims(write(tmp_path, ENTRY | {key: value}), **known)

@@ -2,8 +2,9 @@ import csv
 import logging
 
 import pytest
-from shared import logs
 from shared.logs import CSVMetrics, metrics_table, wandb_reachable
+
+from shared import logs
 
 
 def rows(path):

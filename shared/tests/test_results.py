@@ -175,9 +175,7 @@ ENTRY = {
 def test_damaged_or_foreign_file_is_refused_by_name_in_one_line(tmp_path, content):
     path = tmp_path / "results.json"
     path.write_text(content)
-    with pytest.raises(
-        ValueError, match=r"^.*results\.json: not a results file that `compare` wrote \(.*\)$"
-    ):
+    with pytest.raises(ValueError, match=r"^.*results\.json: not a results file that `compare` wrote \(.*\)$"):
         Results.load(path)
 
 
@@ -189,10 +187,7 @@ def test_missing_file_is_named(tmp_path):
 def test_cells_run_once_seed_by_seed_with_the_methods_arguments_last(study, calls):
     assert compare(study) == 0
     assert [call[:3] for call in calls] == [
-        (method, setting, seed)
-        for seed in (0, 1)
-        for setting in ("easy", "hard")
-        for method in ("ours", "plain")
+        (method, setting, seed) for seed in (0, 1) for setting in ("easy", "hard") for method in ("ours", "plain")
     ]
     assert calls[0][3] == ["--config=easy", "--m=1"]
     assert compare(study) == 0
@@ -355,9 +350,7 @@ def test_results_of_another_package_are_not_written_over(study, calls):
 
 
 def test_importing_results_brings_nothing_heavy():
-    code = (
-        "import sys, shared.results; print({'torch', 'lightning', 'scipy', 'matplotlib'} & set(sys.modules))"
-    )
+    code = "import sys, shared.results; print({'torch', 'lightning', 'scipy', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from shared import seeding
 from shared.seeding import EvalBatchSampler, TrainSampler, derive, generator
+
+from shared import seeding
 
 sizes = st.integers(1, 60)
 worlds = st.integers(1, 5)

@@ -22,9 +22,7 @@ from shared.tables import (
 
 ACCURACY = Metric("acc", "accuracy", percent=True)
 LOSS = Metric("loss", "loss", higher_is_better=False, digits=2)
-REPORT = Report(
-    "ours", ["plain", "old"], [ACCURACY, LOSS], titles={"digits": "Digits | 8×8"}, labels={"ours": "Ours"}
-)
+REPORT = Report("ours", ["plain", "old"], [ACCURACY, LOSS], titles={"digits": "Digits | 8×8"}, labels={"ours": "Ours"})
 CLAIM = Claim(
     "better", "Ours beats plain (Table 1).", "acc", "digits", "ours", ("plain", "old"), "higher", 3,
     margin=-0.005, published="+1.5",

@@ -145,7 +145,7 @@ def make_workspace(folder: Path, names: tuple[str, ...] = ("alpha", "beta")) -> 
     environment = folder / ".venv"
     venv.create(environment, symlinks=True, with_pip=False)
     packages = next(environment.glob("lib/*/site-packages"))
-    outer = [path for path in (sysconfig.get_paths()["purelib"], *site.getsitepackages())]
+    outer = [sysconfig.get_paths()["purelib"], *site.getsitepackages()]
     lines = [f"import site; site.addsitedir({path!r})" for path in dict.fromkeys(outer)]
     for name in names:
         member = folder / "packages" / name
@@ -177,7 +177,8 @@ def script(environment: Path, name: str, module: str, function: str) -> None:
 
 def environment_of(workspace: Path, **extra: str) -> dict[str, str]:
     """Return variables for a subprocess in the workspace, free of this process's own."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PAPERS_", "PL_", "LOCAL_RANK", "UV_", "VIRTUAL_ENV"))}
+    own = ("PAPERS_", "PL_", "LOCAL_RANK", "UV_", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     path = f"{workspace / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
     return kept | {"PATH": path, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"} | extra
 

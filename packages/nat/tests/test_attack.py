@@ -119,9 +119,7 @@ def test_zero_steps_return_the_projected_random_start():
 
 
 def test_normal_start_stays_inside_a_ball_smaller_than_its_noise():
-    x_adv = pgd(
-        binary(), points(), LABELS, eps=1e-4, alpha=1e-4, steps=0, random_start="normal", generator=seeded()
-    )
+    x_adv = pgd(binary(), points(), LABELS, eps=1e-4, alpha=1e-4, steps=0, random_start="normal", generator=seeded())
     assert (x_adv - points()).abs().max() <= 1e-4 + 1e-6
 
 

@@ -63,9 +63,7 @@ def test_eps_is_a_fraction_a_decimal_or_a_number(text, value):
     assert parse_eps(text) == value
 
 
-@pytest.mark.parametrize(
-    "text", ["8", "-1/255", "8/0", "eight", "", "nan", float("nan"), float("inf"), 1.01, -0.1]
-)
+@pytest.mark.parametrize("text", ["8", "-1/255", "8/0", "eight", "", "nan", float("nan"), float("inf"), 1.01, -0.1])
 def test_eps_that_is_no_number_in_the_unit_interval_is_refused(text):
     with pytest.raises(ValueError, match=r"eps must be .* in \[0, 1\] .*got "):
         parse_eps(text)
@@ -151,9 +149,7 @@ def test_alpha_is_a_quarter_of_eps_by_default_and_reaches_pgd_and_cw():
 def test_softmax_output_is_refused(name):
     model = Slab()
     with pytest.raises(ValueError, match="logits"):
-        attack_batch(
-            name, nn.Sequential(model, nn.Softmax(1)), *points(model), eps=0.2, generator=make_generator()
-        )
+        attack_batch(name, nn.Sequential(model, nn.Softmax(1)), *points(model), eps=0.2, generator=make_generator())
 
 
 def test_bad_images_are_refused_by_the_library_attacks():
@@ -181,11 +177,11 @@ def test_library_attack_depends_on_its_seed_only_and_leaves_all_generators_alone
     results = []
     for global_seed in (1, 2):
         torch.manual_seed(global_seed)
-        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
         results.append(auto_attack(name, model, x, labels, 0.9, seed=3))
         assert torch.equal(torch.get_rng_state(), before[0])
         assert random.getstate() == before[1]
-        assert (np.random.get_state()[1] == before[2]).all()  # noqa: NPY002
+        assert (np.random.get_state()[1] == before[2]).all()
     assert torch.equal(*results)
 
 

@@ -26,9 +26,7 @@ def write_cifar10(root: Path, rows: int = 6) -> np.ndarray:
     files = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     for file, data in zip(files, pixels, strict=True):
         labels = [(7 * i + len(file)) % 10 for i in range(rows)]
-        write_pickle(
-            root / file, {b"batch_label": b"of 6", b"labels": labels, b"data": data, b"filenames": [b"a.png"]}
-        )
+        write_pickle(root / file, {b"batch_label": b"of 6", b"labels": labels, b"data": data, b"filenames": [b"a.png"]})
     names = [
         b"airplane",
         b"automobile",

@@ -110,9 +110,7 @@ def test_an_attacks_randomness_depends_on_the_generator_and_not_on_its_company(m
 def test_seven_points_in_batches_of_two_are_all_scored():
     x, labels = points()
     whole = robust_correct(Slab(), x[:7], labels[:7], "fgsm,cw", 0.2, generator=make_generator())
-    parts = robust_correct(
-        Slab(), x[:7], labels[:7], "fgsm,cw", 0.2, generator=make_generator(), batch_size=2
-    )
+    parts = robust_correct(Slab(), x[:7], labels[:7], "fgsm,cw", 0.2, generator=make_generator(), batch_size=2)
     assert list(parts) == ["clean", "fgsm", "cw"]
     assert all(torch.equal(parts[name], whole[name]) for name in whole)
     assert summarise(parts)["n"] == 7
@@ -198,9 +196,7 @@ def test_saturated_softmax_is_found_out():
     assert checks["average_gap"].value == pytest.approx((6 / 8 + 6 / 8 + 2 / 8) / 3 - 2 / 8)
     assert checks["wide_ball"].value > 0.05
     assert [name for name, check in checks.items() if check.passed] == ["more_steps"]
-    assert (
-        "exactly zero at 75.0% of the points (at most 10% expected): PGD" in checks["zero_gradients"].message
-    )
+    assert "exactly zero at 75.0% of the points (at most 10% expected): PGD" in checks["zero_gradients"].message
     assert "Square, which sees no gradient, is 50.0% below" in checks["square"].message
 
 
@@ -252,9 +248,7 @@ def test_written_report_reads_back(tmp_path):
     report = json.loads(written[0].read_text())
     assert report["metrics"] == {"clean": 0.75, "n": 8}
     assert report["curve"] == [{"eps": 0, "accuracy": 0.75}, {"eps": 0.1, "accuracy": 0.5}]
-    assert report["checks"] == [
-        {"name": "square", "value": 0, "threshold": 0.01, "passed": True, "message": "fine"}
-    ]
+    assert report["checks"] == [{"name": "square", "value": 0, "threshold": 0.01, "passed": True, "message": "fine"}]
     with written[1].open(newline="") as file:
         assert list(csv.reader(file)) == [["metric", "value"], ["clean", "0.75"], ["n", "8.0"]]
     assert written[2].read_text() == "eps,accuracy\n0.0,0.75\n0.1,0.5\n"

@@ -101,8 +101,7 @@ def test_classes_with_one_row_have_a_boundary_everywhere_or_nowhere():
 def test_hyperplane_distance_equals_the_printed_formula():
     h, w, b, _ = head(3)
     expected = [
-        [abs(float(w[c] @ h[n] + b[c])) / math.sqrt(float((w[c] ** 2).sum())) for c in range(5)]
-        for n in range(7)
+        [abs(float(w[c] @ h[n] + b[c])) / math.sqrt(float((w[c] ** 2).sum())) for c in range(5)] for n in range(7)
     ]
     np.testing.assert_allclose(hyperplane_distance(h, w, b).numpy(), expected, rtol=1e-12)
 

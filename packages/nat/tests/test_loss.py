@@ -58,9 +58,7 @@ def test_loss_is_cross_entropy_minus_weighted_divergence():
 def test_loss_is_the_mean_over_samples():
     target, adversary = random_logits(0), random_logits(1)
     labels = torch.tensor([0, 1, 2, 3, 4, 0])
-    single = [
-        nat_loss(target[i : i + 1], labels[i : i + 1], adversary[i : i + 1], 0.3, 2.0).loss for i in range(6)
-    ]
+    single = [nat_loss(target[i : i + 1], labels[i : i + 1], adversary[i : i + 1], 0.3, 2.0).loss for i in range(6)]
     torch.testing.assert_close(
         nat_loss(target, labels, adversary, 0.3, 2.0).loss, torch.stack(single).mean(), rtol=1e-12, atol=0
     )
@@ -139,9 +137,7 @@ def test_mask_leaves_the_gradient_of_other_samples_to_cross_entropy():
     torch.testing.assert_close(gradient[3:], full[3:], rtol=0, atol=1e-15)
     carried = nasty_divergence(target, adversary).detach()[3:]
     assert parts.divergence.item() == pytest.approx(carried.mean().item(), rel=1e-12)
-    assert parts.loss.item() == pytest.approx(
-        parts.cross_entropy.item() - 0.5 * carried.sum().item() / 6, rel=1e-12
-    )
+    assert parts.loss.item() == pytest.approx(parts.cross_entropy.item() - 0.5 * carried.sum().item() / 6, rel=1e-12)
 
 
 def test_mask_without_any_sample_gives_cross_entropy():

@@ -99,9 +99,7 @@ def test_file_that_is_no_picture_is_named_when_it_is_read(tmp_path):
 
 
 def test_truncated_picture_is_named(tmp_path):
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 50, 3), dtype=np.uint8)).save(
-        tmp_path / "x.png"
-    )
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 50, 3), dtype=np.uint8)).save(tmp_path / "x.png")
     whole = (tmp_path / "x.png").read_bytes()
     (tmp_path / "x.png").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=r"x.png cannot be read as a picture"):
@@ -198,7 +196,5 @@ def test_hidden_hub_labels_and_unequal_sizes_are_named(tmp_path):
             ValueError, match=rf"split {name}, column label: . labels lie outside \[0, 2\), the first is -1"
         ):
             read_hub("x", tmp_path, "test", test_split=name)
-    with pytest.raises(
-        ValueError, match=r"row 1 has shape \(2, 3, 3\) and row 0 \(2, 4, 3\); set image_size"
-    ):
+    with pytest.raises(ValueError, match=r"row 1 has shape \(2, 3, 3\) and row 0 \(2, 4, 3\); set image_size"):
         read_hub("x", tmp_path, "train").in_memory()

@@ -33,9 +33,7 @@ def diagnostics(path, **changes):
     arguments = {
         "entropies": networks(nat=[0.0, 0.5, 1.0, 2.0], at_mix=[1.0, 1.0, 1.0, 1.0]),
         "margins": networks(nat=[-1.0, 0.5, 2.0, 3.0], at_mix=[1.0, 2.0, 3.0, 5.0]),
-        "probabilities": networks(
-            nat=[[0.9, 0.1, 0.0], [0.2, 0.7, 0.1]], at_mix=[[0.8, 0.1, 0.1], [0, 1, 0.0]]
-        ),
+        "probabilities": networks(nat=[[0.9, 0.1, 0.0], [0.2, 0.7, 0.1]], at_mix=[[0.8, 0.1, 0.1], [0, 1, 0.0]]),
         "distances": networks(nat=[1.0, 2.0, 3.0, 4.0], at_mix=[0.5, 0.5, 0.5, 0.5]),
     }
     return diagnostics_figure(**(arguments | changes), path=path)
@@ -112,8 +110,7 @@ def test_medians_are_marked(tmp_path, drawn):
     diagnostics(tmp_path / "d.png")
     *_, entropy, margin, distance = drawn[0].get_axes()
     medians = [
-        [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "v"]
-        for axes in (entropy, margin, distance)
+        [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "v"] for axes in (entropy, margin, distance)
     ]
     assert medians == [[0.75, 1.0], [1.25, 2.5], [2.5, 0.5]]
 

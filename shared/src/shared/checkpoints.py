@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +22,8 @@ from lightning.fabric.plugins import CheckpointIO
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
+
+from shared.records import package_version
 
 
 class CheckpointError(ValueError):
@@ -49,14 +50,6 @@ class Manifest:
     def of(cls, package: str, config_hash: str = "") -> Manifest:
         """Describe the running process."""
         return cls(package, package_version(package), config_hash, str(torch.__version__))
-
-
-def package_version(package: str) -> str:
-    """Return the installed version of a package, or `unknown` where it is only on the path."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"
 
 
 @contextmanager
@@ -109,9 +102,7 @@ def save(checkpoint: Mapping[str, Any], path: Path, manifest: Manifest) -> None:
         raise CheckpointError(f"cannot write the checkpoint {path}: {_reason(error)}") from error
 
 
-def load(
-    path: Path, *, package: str | None = None, map_location: Any = None, mmap: bool = False
-) -> dict[str, Any]:
+def load(path: Path, *, package: str | None = None, map_location: Any = None, mmap: bool = False) -> dict[str, Any]:
     """Read a checkpoint that `save` wrote, without running code from it.
 
     Args:
@@ -246,9 +237,7 @@ class AtomicCheckpointIO(CheckpointIO):
         """Write `checkpoint` to `path`; `storage_options` are not used."""
         save(checkpoint, Path(path), self.manifest)
 
-    def load_checkpoint(
-        self, path: Any, map_location: Any = None, weights_only: bool | None = None
-    ) -> dict[str, Any]:
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Read `path`; `weights_only` is ignored, as nothing else is ever allowed."""
         return load(Path(path), package=self.manifest.package, map_location=map_location)
 

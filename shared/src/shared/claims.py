@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 if TYPE_CHECKING:
-    from shared.results import Results
+    from shared.records import Results
 
 Direction = Literal["higher", "lower"]
 Verdict = Literal["refuted", "not measured", "not separated", "holds"]
@@ -161,8 +161,7 @@ def judge(claim: Claim, results: Results) -> Judgement:
     """
     values = results.values(claim.better, claim.setting, claim.metric)
     gains = {
-        other: gain(values, results.values(other, claim.setting, claim.metric), claim.direction)
-        for other in claim.than
+        other: gain(values, results.values(other, claim.setting, claim.metric), claim.direction) for other in claim.than
     }
     return Judgement(claim, gains, min((_verdict(claim, g) for g in gains.values()), key=VERDICTS.index))
 
@@ -234,9 +233,7 @@ def _claim(entry: Any, where: str) -> Claim:
 
     for key in entry:
         if key not in (*REQUIRED_KEYS, *OPTIONAL_KEYS):
-            raise ValueError(
-                f"{where}: unknown key {key!r}, expected {', '.join((*REQUIRED_KEYS, *OPTIONAL_KEYS))}"
-            )
+            raise ValueError(f"{where}: unknown key {key!r}, expected {', '.join((*REQUIRED_KEYS, *OPTIONAL_KEYS))}")
     for key in REQUIRED_KEYS:
         if key not in entry:
             raise ValueError(f"{where}: missing key {key!r}")

@@ -82,9 +82,7 @@ def find_paper(arguments: list[str], papers: Iterable[str]) -> tuple[str, list[s
         return project, arguments
     if len(names) == 1:
         return names[0], arguments
-    raise LookupError(
-        f"which paper? Use `uv run --package NAME train` or `train NAME`; the names are: {choices}"
-    )
+    raise LookupError(f"which paper? Use `uv run --package NAME train` or `train NAME`; the names are: {choices}")
 
 
 def package_of_uv_run(command_lines: Iterable[Sequence[str]]) -> str | None:
@@ -194,15 +192,17 @@ def main(paper: Paper, argv: Sequence[str] | None = None) -> int:
         "info": lambda rest: _print_info(paper, rest),
     }
     verbs |= {name: _typed_verb(paper, name, function) for name, function in paper.verbs.items()}
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(_overview(paper))
-        return 0
-    verb, *rest = arguments
-    if verb not in verbs:
-        print(f"{paper.name}: no verb {verb!r}; the verbs are: {', '.join(verbs)}", file=sys.stderr)
-        return 2
+    verb, *rest = arguments or ["--help"]
     try:
+        if verb in ("-h", "--help"):
+            print(_overview(paper), flush=True)
+            return 0
+        if verb not in verbs:
+            raise LookupError(f"there is no such verb; the verbs are: {', '.join(verbs)}")
         return verbs[verb](rest) or 0
+    except BrokenPipeError:  # the reader of the output, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError, LookupError, ArithmeticError) as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
@@ -322,7 +322,7 @@ def _print_info(paper: Paper, arguments: list[str]) -> None:
     _refuse(arguments)
     import torch
 
-    from shared.checkpoints import package_version
+    from shared.records import package_version
 
     packages = (paper.name, "shared", "torch", "lightning", "numpy")
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -58,7 +58,15 @@ def setup_console(level: int = logging.INFO) -> None:
         handler = logging.StreamHandler()
     style = "%(message)s" if console.is_terminal else "%(asctime)s %(message)s"
     logging.basicConfig(level=level, format=style, datefmt="%H:%M:%S", handlers=[handler], force=True)
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "torch", "matplotlib", "fsspec", "PIL"):
+    for name in (
+        "lightning",
+        "lightning.pytorch",
+        "lightning.fabric",
+        "torch",
+        "matplotlib",
+        "fsspec",
+        "PIL",
+    ):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in EXPECTED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)

@@ -30,7 +30,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 
 from shared import logs, seeding
-from shared.checkpoints import AtomicCheckpointIO, Manifest, atomic_write, newest, package_version
+from shared.checkpoints import AtomicCheckpointIO, Manifest, atomic_write, newest
+from shared.records import package_version
 
 RUN_VARIABLE = "PAPERS_RUN"  # tells the processes that Lightning starts for DDP the run folder of rank zero
 KEPT_EPOCHS = 2  # checkpoints of the last epochs; the second is what a run falls back to if the first is damaged
@@ -195,9 +196,7 @@ class PaperCLI(LightningCLI):
         parser.add_argument(
             "--run_dir", type=str | None, default=None, help="where to write; made from the date otherwise"
         )
-        parser.add_argument(
-            "--logger", type=logs.LoggerName, default="csv", help="where metrics go beside the console"
-        )
+        parser.add_argument("--logger", type=logs.LoggerName, default="csv", help="where metrics go beside the console")
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Give the run's seed to the model and data that ask for one."""
@@ -353,11 +352,11 @@ class PaperCLI(LightningCLI):
             self.run_dir = Path(os.environ[RUN_VARIABLE])
         elif self.resumed_run is not None:
             self.run_dir = self.resumed_run
-        elif rank_zero_only.rank in (0, None):
+        elif _is_first():
             self.run_dir = new_run_folder(self.paper, self.config.seed_everything, given)
         else:
             self.run_dir = Path(given) if given else _dated(self.paper, self.config.seed_everything)
-        if rank_zero_only.rank not in (0, None) or _is_child():
+        if _is_child() or not _is_first():
             yield
             return
         os.environ[RUN_VARIABLE] = str(self.run_dir.resolve())
@@ -478,6 +477,11 @@ def _is_child() -> bool:
     return RUN_VARIABLE in os.environ and os.environ.get("LOCAL_RANK", "0") != "0"
 
 
+def _is_first() -> bool:
+    """Say whether this process is rank zero, also where something else than Lightning started the processes."""
+    return not getattr(rank_zero_only, "rank", None)
+
+
 def _has_config(args: Sequence[str]) -> bool:
     return any(word in ("--config", "-c") or word.startswith("--config=") for word in args)
 
@@ -503,4 +507,3 @@ def _first_cause(message: str) -> str:
     """Cut jsonargparse's nested report down to the setting and the reason."""
     lines = [line.strip(" -") for line in message.splitlines() if line.strip()]
     return " ".join(lines[:3])
-

@@ -19,23 +19,12 @@ be stopped at any time; the next call goes on with the cells that are missing or
 
 from __future__ import annotations
 
-import json
 import math
-import multiprocessing
-import os
 import platform
-import signal
 import sys
-import threading
-import time
-import traceback
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,151 +33,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shared.claims import load_claims
-from shared.cli import TRACEBACK_VARIABLE
+from shared.records import Cell, Record, Results, package_version, write_text
 from shared.tables import Metric, Report, console_tables, figure, markdown
+from shared.workers import Runner, outcomes
 
 __all__ = ["Cell", "Metric", "Plan", "Record", "Report", "Results", "Study", "compare", "plan"]
-
-DIGITS = 6  # significant, of every number kept
-THREADS_VARIABLE = "OMP_NUM_THREADS"
-
-Runner = Callable[[str, str, int, list[str]], Mapping[str, float]]
-# What a cell comes to: metrics, seconds and device, or one line about what went wrong.
-Outcome = tuple[dict[str, float], float, str] | str
-
-
-@dataclass(frozen=True)
-class Record:
-    """One finished cell. Numbers are kept to six significant digits, in memory as in the file.
-
-    Attributes:
-        method: name of the method.
-        seed: the run's seed.
-        setting: name of the setting.
-        metrics: metric -> value.
-        seconds: wall-clock time of training and testing.
-        config_hash: hash of the settings without the seed.
-        versions: of python, torch and the package.
-        device: what the cell ran on.
-
-    Raises:
-        ValueError: if a number is not finite; the message names the cell.
-    """
-
-    method: str
-    seed: int
-    setting: str
-    metrics: Mapping[str, float]
-    seconds: float
-    config_hash: str
-    versions: Mapping[str, str]
-    device: str
-
-    def __post_init__(self) -> None:
-        for name, value in {**self.metrics, "seconds": self.seconds}.items():
-            if not math.isfinite(value):
-                cell = f"{self.method} in {self.setting}, seed {self.seed}"
-                raise ValueError(f"{cell}: {name} is {value}, expected a finite number")
-        object.__setattr__(self, "metrics", {k: _rounded(v) for k, v in self.metrics.items()})
-        object.__setattr__(self, "seconds", _rounded(self.seconds))
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
-
-
-@dataclass
-class Results:
-    """The records of a package, in the order setting, method, seed.
-
-    Attributes:
-        package: the package's name.
-        version: the package's version when it last measured.
-        records: one per cell.
-    """
-
-    package: str
-    version: str
-    records: list[Record] = field(default_factory=list)
-
-    @classmethod
-    def load(cls, path: Path) -> Results:
-        """Read `results.json`.
-
-        Raises:
-            FileNotFoundError: if there is no such file.
-            ValueError: if it is something else, or damaged; the message names it.
-        """
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file; `compare` writes it")
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            results = cls(str(content["package"]), str(content["version"]))
-            for entry in content["records"]:
-                _check_types(entry)
-                record = Record(**entry)
-                if results.find(record.method, record.setting, record.seed):
-                    raise ValueError(
-                        f"{record.method} in {record.setting}, seed {record.seed} is there twice"
-                    )
-                results.add(record)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(
-                f"{path}: not a results file that `compare` wrote ({_one_line(error)})"
-            ) from error
-        return results
-
-    def save(self, path: Path) -> None:
-        """Write `results.json` in one step: a reader finds the old file or the new one."""
-        text = json.dumps(asdict(self), indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
-        _write(path, f"{text}\n")
-
-    def add(self, record: Record) -> None:
-        """Add a record, in place of an earlier one of the same cell."""
-        key = (record.setting, record.method, record.seed)
-        others = [r for r in self.records if (r.setting, r.method, r.seed) != key]
-        self.records = sorted([*others, record], key=lambda r: (r.setting, r.method, r.seed))
-
-    def find(self, method: str, setting: str, seed: int) -> Record | None:
-        """Return the record of a cell, if there is one."""
-        return next(
-            (r for r in self.records if (r.method, r.setting, r.seed) == (method, setting, seed)), None
-        )
-
-    def values(self, method: str, setting: str, metric: str) -> dict[int, float]:
-        """Return seed -> value of a metric, over the records that have it."""
-        return {
-            r.seed: r.metrics[metric]
-            for r in self.records
-            if (r.method, r.setting) == (method, setting) and metric in r.metrics
-        }
-
-
-def _write(path: Path, text: str) -> None:
-    from shared.checkpoints import atomic_write  # brings torch with it, which reading does without
-
-    with atomic_write(path) as file:
-        file.write(text.encode())
-
-
-def _check_types(entry: dict[str, Any]) -> None:
-    kinds: dict[str, Any] = {"seed": int, "metrics": dict, "seconds": (int, float), "versions": dict}
-    for item in fields(Record):
-        if not isinstance(entry[item.name], kinds.get(item.name, str)):
-            raise TypeError(f"a record's {item.name} is {entry[item.name]!r}")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run of a comparison: a method in a setting with a seed, and the hash of its settings."""
-
-    method: str
-    setting: str
-    seed: int
-    config_hash: str
-
-    def __str__(self) -> str:
-        return f"{self.method} in {self.setting}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
@@ -319,7 +168,7 @@ def compare(
         failures = run_cells(study, plan(cells, results), results, jobs, folder / "results.json")
         if results.records:
             text = markdown(results, claims, study.report)
-            _write(folder / "results.md", text)
+            write_text(folder / "results.md", text)
             figure(results, study.report, folder / "results.png")
             for table in console_tables(results, claims, study.report):
                 Console().print(table)
@@ -343,17 +192,10 @@ def _seeds(given: int | Sequence[int]) -> list[int]:
 
 
 def load_results(study: Study, path: Path) -> Results:
-    results = Results.load(path) if path.exists() else Results(study.package, _version(study.package))
+    results = Results.load(path) if path.exists() else Results(study.package, package_version(study.package))
     if results.package != study.package:
         raise ValueError(f"{path}: holds results of {results.package!r}, expected those of {study.package!r}")
     return results
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"
 
 
 @contextmanager
@@ -364,9 +206,7 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        raise ValueError(
-            f"{folder}: another comparison is writing there; wait for it, or use --out"
-        ) from error
+        raise ValueError(f"{folder}: another comparison is writing there; wait for it, or use --out") from error
     try:
         yield
     finally:
@@ -378,7 +218,8 @@ def locked(folder: Path) -> Iterator[None]:
 def run_cells(study: Study, planned: Plan, results: Results, jobs: int, path: Path) -> dict[Cell, str]:
     """Run what is not done, save each record as it comes, and return what went wrong."""
     cells, failures = planned.todo, {}
-    versions = {name: _version(name) for name in ("torch", study.package)}
+    tasks = [(cell, study.arguments(cell.method, cell.setting)) for cell in cells]
+    versions = {name: package_version(name) for name in ("torch", study.package)}
     versions["python"] = platform.python_version()
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -388,10 +229,10 @@ def run_cells(study: Study, planned: Plan, results: Results, jobs: int, path: Pa
     def say(line: str) -> None:
         progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    with progress, closing(_outcomes(study, cells, jobs)) as outcomes:
+    with progress, closing(outcomes(study.run, tasks, jobs)) as ended:
         say(f"{study.package}: {planned}")
         bar = progress.add_task("compare", total=len(cells), left=_time_left(results, len(cells), jobs))
-        for count, (cell, outcome) in enumerate(outcomes, start=1):
+        for count, (cell, outcome) in enumerate(ended, start=1):
             try:
                 if isinstance(outcome, str):
                     raise ValueError(outcome)
@@ -423,91 +264,3 @@ def _time_left(results: Results, cells: int, jobs: int) -> str:
         return ""
     mean = sum(record.seconds for record in results.records) / len(results.records)
     return f"about {math.ceil(mean * cells / jobs / 60)} min left"
-
-
-def _attempt(run: Runner, cell: Cell, arguments: list[str]) -> Outcome:
-    start = time.perf_counter()
-    try:
-        metrics = run(cell.method, cell.setting, cell.seed, arguments)
-        return {name: float(value) for name, value in metrics.items()}, time.perf_counter() - start, _device()
-    except (Exception, SystemExit) as error:
-        if os.environ.get(TRACEBACK_VARIABLE):
-            traceback.print_exc()
-        return _one_line(error)
-
-
-def _device() -> str:
-    torch = sys.modules.get("torch")  # what never loaded torch ran on the CPU
-    if torch is not None and torch.cuda.is_available():
-        return str(torch.cuda.get_device_name())
-    if torch is not None and torch.backends.mps.is_available():
-        return "mps"
-    return "cpu"
-
-
-def _outcomes(study: Study, cells: Sequence[Cell], jobs: int) -> Generator[tuple[Cell, Outcome]]:
-    if jobs > 1 and cells:
-        yield from _in_processes(study, cells, min(jobs, len(cells)))
-    else:
-        for cell in cells:
-            yield cell, _attempt(study.run, cell, study.arguments(cell.method, cell.setting))
-
-
-def _in_processes(study: Study, cells: Sequence[Cell], jobs: int) -> Generator[tuple[Cell, Outcome]]:
-    """Run cells in `jobs` pools of one process each: a process that dies takes no other cell with it."""
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    before = os.environ.get(THREADS_VARIABLE)
-    os.environ[THREADS_VARIABLE] = str(threads)  # read by the libraries that a new process loads
-
-    def new_pool() -> ProcessPoolExecutor:
-        context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(1, mp_context=context, initializer=_start_worker, initargs=(threads,))
-
-    waiting, idle = deque(cells), [new_pool() for _ in range(jobs)]
-    running: dict[Future[Outcome], tuple[Cell, ProcessPoolExecutor]] = {}
-    try:
-        while waiting or running:
-            while waiting and idle:
-                cell, pool = waiting.popleft(), idle.pop()
-                arguments = study.arguments(cell.method, cell.setting)
-                running[pool.submit(_attempt, study.run, cell, arguments)] = cell, pool
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                cell, pool = running.pop(future)
-                error = future.exception()
-                if isinstance(error, BrokenProcessPool):
-                    pool.shutdown()
-                    pool, error = new_pool(), RuntimeError("the process died (killed, or out of memory)")
-                idle.append(pool)
-                yield cell, future.result() if error is None else _one_line(error)
-    finally:
-        if before is None:
-            del os.environ[THREADS_VARIABLE]
-        else:
-            os.environ[THREADS_VARIABLE] = before
-        for pool in [*idle, *(pool for _, pool in running.values())]:
-            # An interrupted comparison does not wait for the cells in flight; Python 3.14 has kill_workers.
-            workers = list((pool._processes or {}).values())
-            pool.shutdown(wait=False, cancel_futures=True)
-            for worker in workers:
-                worker.kill()
-
-
-def _start_worker(threads: int) -> None:
-    """Share the cores between the workers; leave interrupts to the parent, and end when it ends."""
-    import torch
-
-    torch.set_num_threads(threads)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if text and isinstance(error, ValueError) else f"{type(error).__name__}: {text}".rstrip(": ")

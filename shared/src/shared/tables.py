@@ -29,7 +29,7 @@ from shared.claims import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from shared.results import Results
+    from shared.records import Results
 
 NOTE = (
     "Mean ± standard deviation over seeds. A gain is the mean difference between runs of one seed, "
@@ -258,8 +258,7 @@ def _setting_rows(results: Results, report: Report, setting: str) -> tuple[list[
             own, others = (results.values(name, setting, main.name) for name in (method, best))
             difference = main.gain_text(gain(own, others, main.direction))
         shown = [
-            metric.mean_text(list(results.values(method, setting, metric.name).values()))
-            for metric in report.metrics
+            metric.mean_text(list(results.values(method, setting, metric.name).values())) for metric in report.metrics
         ]
         mean_seconds = f"{mean_sd(seconds)[0]:.1f}"
         rows.append([report.label(method), str(len(seconds)), *shown, difference, mean_seconds])
@@ -348,9 +347,7 @@ def figure(results: Results, report: Report, path: Path) -> None:
         )
         kinds = {_kind(report, method) for setting in settings for method in report.methods(results, setting)}
         marks = [
-            Line2D([], [], marker="o", color=colour, label=kind)
-            for kind, colour in COLOURS.items()
-            if kind in kinds
+            Line2D([], [], marker="o", color=colour, label=kind) for kind, colour in COLOURS.items() if kind in kinds
         ]
         image.legend(handles=marks, loc="outside upper right", ncols=len(marks), frameon=False, fontsize=9)
         png = io.BytesIO()

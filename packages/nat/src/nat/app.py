@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from lightning.pytorch import LightningDataModule, LightningModule
+from shared.checkpoints import CheckpointError, Manifest, load_weights, newest, save_weights
+from shared.papercli import PaperCLI
 
 from nat.data import NATDataModule
 from nat.module import NATModule
-from shared.checkpoints import CheckpointError, Manifest, load_weights, newest, save_weights
-from shared.papercli import PaperCLI
 
 WEIGHTS = "weights.safetensors"
 

@@ -241,16 +241,12 @@ def check_logits(logits: Tensor, labels: Tensor) -> None:
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(f"the model must return finite logits, got values from {low:g} to {high:g}")
     if low >= 0 and high <= 1 and sum_error < 1e-4:
-        raise ValueError(
-            "the attack expects logits, got rows in [0, 1] that sum to 1: remove the model's softmax"
-        )
+        raise ValueError("the attack expects logits, got rows in [0, 1] that sum to 1: remove the model's softmax")
     if not (first >= 0 and last < logits.shape[1]):
         raise ValueError(f"labels must lie in [0, {logits.shape[1]}), got {first:g} to {last:g}")
 
 
-def _start(
-    x: Tensor, eps: float, random_start: bool | Literal["normal"], generator: torch.Generator | None
-) -> Tensor:
+def _start(x: Tensor, eps: float, random_start: bool | Literal["normal"], generator: torch.Generator | None) -> Tensor:
     """A new tensor laid out as x: x plus the noise of the start, not yet projected."""
     if random_start is False:
         return x.clone()
@@ -302,7 +298,5 @@ def _objective(model: nn.Module, x: Tensor, labels: Tensor, loss: AttackLoss | L
     if loss == "kl":
         with torch.no_grad():
             clean = F.log_softmax(model(x), dim=1)
-        return lambda logits, _: F.kl_div(
-            F.log_softmax(logits, dim=1), clean, reduction="none", log_target=True
-        ).sum(1)
+        return lambda logits, _: F.kl_div(F.log_softmax(logits, dim=1), clean, reduction="none", log_target=True).sum(1)
     return loss

@@ -316,8 +316,6 @@ class Objective:
             generator=generator,
         )
 
-    def __call__(
-        self, model: nn.Module, x: Tensor, labels: Tensor, generator: torch.Generator | None = None
-    ) -> Terms:
+    def __call__(self, model: nn.Module, x: Tensor, labels: Tensor, generator: torch.Generator | None = None) -> Terms:
         """Attack x (B, ...) in [0, 1] with labels (B,), then evaluate the outer loss."""
         return self.outer(model, x, self.attack(model, x, labels, generator), labels)

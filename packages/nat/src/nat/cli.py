@@ -137,11 +137,18 @@ def compare(
         out: folder for the results; the package's own when null.
         dry_run: only print what would be run.
     """
-    from nat.comparison import study
     from shared.results import compare
 
+    from nat.comparison import study
+
     return compare(
-        study(results_folder()), methods=methods, settings=settings, seeds=seeds, jobs=jobs, out=out, dry_run=dry_run
+        study(results_folder()),
+        methods=methods,
+        settings=settings,
+        seeds=seeds,
+        jobs=jobs,
+        out=out,
+        dry_run=dry_run,
     )
 
 
@@ -152,8 +159,9 @@ def tune(jobs: int = 1, dry_run: bool = False) -> int:
         jobs: how many cells at a time.
         dry_run: only print what would be run.
     """
-    from nat.comparison import TUNINGS, study
     from shared.tuning import tune
+
+    from nat.comparison import TUNINGS, study
 
     return tune(study(results_folder()), TUNINGS, jobs=jobs, dry_run=dry_run)
 

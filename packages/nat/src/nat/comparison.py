@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from nat.app import NATCLI
-from nat.report import REPORT
 from shared.results import Study
 from shared.tuning import Tuning, chosen
+
+from nat.app import NATCLI
+from nat.report import REPORT
 
 METHODS: dict[str, list[str]] = {
     "nat": ["--model.method=nat"],

@@ -21,6 +21,7 @@ from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import LightningDataModule
+from shared.seeding import EvalBatchSampler, TrainSampler, generator, worker_init
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
@@ -45,7 +46,6 @@ from nat.pictures import (
     read_hub,
 )
 from nat.sampling import EpochSampler, MixedSampler, random_crop_flip, stratified_split
-from shared.seeding import EvalBatchSampler, TrainSampler, generator, worker_init
 
 Batch = tuple[Tensor, Tensor]
 

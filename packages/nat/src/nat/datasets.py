@@ -109,8 +109,7 @@ class ImageTensors(Dataset[tuple[Tensor, Tensor]]):
         check_images(images, source)
         if labels.shape != images.shape[:1] or labels.is_floating_point():
             raise ValueError(
-                f"{source}: expected {len(images)} integer labels, "
-                f"got {labels.dtype} of shape {tuple(labels.shape)}"
+                f"{source}: expected {len(images)} integer labels, got {labels.dtype} of shape {tuple(labels.shape)}"
             )
         check_labels(labels, num_classes, source)
         self.images, self.labels = images, labels.long()
@@ -185,13 +184,9 @@ def read_cifar(root: Path, name: Cifar, part: Literal["train", "test"]) -> Image
                 raise ValueError(f"{path}: key {wanted!r} is missing, got {sorted(map(str, entries))}")
         pixels, labels = np.asarray(entries[b"data"]), np.asarray(entries[key])
         if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != 3072:
-            raise ValueError(
-                f"{path}: key b'data' must be uint8 of shape (N, 3072), got {pixels.dtype} {pixels.shape}"
-            )
+            raise ValueError(f"{path}: key b'data' must be uint8 of shape (N, 3072), got {pixels.dtype} {pixels.shape}")
         if labels.dtype.kind not in "iu" or labels.shape != pixels.shape[:1]:
-            raise ValueError(
-                f"{path}: key {key!r} must hold {len(pixels)} integers, got {labels.dtype} {labels.shape}"
-            )
+            raise ValueError(f"{path}: key {key!r} must hold {len(pixels)} integers, got {labels.dtype} {labels.shape}")
         # A row holds the red plane, then the green, then the blue.
         images = torch.from_numpy(np.ascontiguousarray(pixels)).view(-1, 3, 32, 32)
         classes = torch.from_numpy(labels.astype(np.int64))

@@ -158,9 +158,7 @@ def robustness_curve(
     for eps in sorted({parse_eps(value) for value in eps_values}):
         if alive.any():
             points = x[alive], labels[alive]
-            survived = robust_correct(
-                model, *points, (attack,), eps, generator=generator, batch_size=batch_size
-            )
+            survived = robust_correct(model, *points, (attack,), eps, generator=generator, batch_size=batch_size)
             alive[alive.clone()] = survived[attack]
         curve[eps] = accuracy(alive)
     return curve
@@ -223,12 +221,8 @@ def masking_report(
     if missing:
         known |= robust_correct(model, x, labels, missing, eps, generator=generator, batch_size=batch_size)
     wide_eps = min(4 * eps, 1.0)
-    wide = robust_correct(model, x, labels, ["pgd20"], wide_eps, generator=generator, batch_size=batch_size)[
-        "pgd20"
-    ]
-    gradients = torch.cat(
-        [gradient_size(model, *batch) for batch in batches(x, labels, batch_size or len(x))]
-    )
+    wide = robust_correct(model, x, labels, ["pgd20"], wide_eps, generator=generator, batch_size=batch_size)["pgd20"]
+    gradients = torch.cat([gradient_size(model, *batch) for batch in batches(x, labels, batch_size or len(x))])
     white_box = [name for name in known if name not in ("clean", "square", "aa")]
     survivors = torch.stack([known[name] for name in white_box]).all(0)
     metrics = summarise(known)

@@ -155,6 +155,4 @@ def check_head(features: Tensor, weight: Tensor, bias: Tensor) -> None:
     shapes = (tuple(features.shape), tuple(weight.shape), tuple(bias.shape))
     fits = features.ndim == weight.ndim == 2 and features.shape[1] == weight.shape[1] and len(weight) > 1
     if not fits or bias.shape != weight.shape[:1]:
-        raise ValueError(
-            f"features, weight and bias must have shapes (N, D), (K, D) and (K,), K >= 2, got {shapes}"
-        )
+        raise ValueError(f"features, weight and bias must have shapes (N, D), (K, D) and (K,), K >= 2, got {shapes}")

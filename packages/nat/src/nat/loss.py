@@ -124,8 +124,7 @@ def nat_loss(
     check_logit_tensor(target_logits)
     if labels.shape != target_logits.shape[:1]:
         raise ValueError(
-            f"labels must have shape {tuple(target_logits.shape[:1])} to match the logits, "
-            f"got {tuple(labels.shape)}"
+            f"labels must have shape {tuple(target_logits.shape[:1])} to match the logits, got {tuple(labels.shape)}"
         )
     if nasty_mask is not None and (nasty_mask.dtype != torch.bool or nasty_mask.shape != labels.shape):
         raise ValueError(
@@ -213,8 +212,7 @@ def check_logit_tensor(logits: Tensor) -> None:
     """Raise ValueError unless the tensor is floating point of shape (N, K)."""
     if logits.ndim != 2 or not logits.is_floating_point():
         raise ValueError(
-            f"logits must be floating point of shape (N, K), "
-            f"got {logits.dtype} of shape {tuple(logits.shape)}"
+            f"logits must be floating point of shape (N, K), got {logits.dtype} of shape {tuple(logits.shape)}"
         )
 
 
@@ -224,8 +222,7 @@ def check_logit_pair(first: Tensor, second: Tensor) -> None:
     check_logit_tensor(second)
     if first.shape[1] != second.shape[1]:
         raise ValueError(
-            f"target and adversary must have the same number of classes, "
-            f"got {first.shape[1]} and {second.shape[1]}"
+            f"target and adversary must have the same number of classes, got {first.shape[1]} and {second.shape[1]}"
         )
     if first.shape != second.shape:
         raise ValueError(f"logits must be of the same samples, got {first.shape[0]} and {second.shape[0]}")
@@ -248,9 +245,7 @@ def check_batch(x: Tensor, labels: Tensor, num_classes: int) -> None:
             f"images must be floating point of shape (N, C, H, W), got {x.dtype} of shape {tuple(x.shape)}"
         )
     if labels.ndim != 1 or labels.dtype != torch.int64:
-        raise ValueError(
-            f"labels must be int64 of shape (N,), got {labels.dtype} of shape {tuple(labels.shape)}"
-        )
+        raise ValueError(f"labels must be int64 of shape (N,), got {labels.dtype} of shape {tuple(labels.shape)}")
     if len(x) != len(labels):
         raise ValueError(f"images and labels must be equally many, got {len(x)} and {len(labels)}")
     if x.numel() == 0:

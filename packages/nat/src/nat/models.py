@@ -52,9 +52,7 @@ class Classifier(nn.Module):
         return self.head(self.features(x))
 
 
-def create_model(
-    arch: Arch, num_classes: int = 10, in_channels: int = 3, image_size: int | None = None
-) -> Classifier:
+def create_model(arch: Arch, num_classes: int = 10, in_channels: int = 3, image_size: int | None = None) -> Classifier:
     """Build a network.
 
     Args:
@@ -74,6 +72,7 @@ def create_model(
         raise ValueError(f"arch must be one of {', '.join(get_args(Arch))}, got {arch!r}")
     if in_channels not in STATISTICS:
         raise ValueError(f"in_channels must be 1 or 3, got {in_channels}")
+    body: nn.Module
     match arch:
         case "digits_cnn":
             body, width = small_cnn(in_channels, image_size or 8, kernel=3, strides=(1, 2)), 64
@@ -87,7 +86,7 @@ def create_model(
             body = timm.create_model(
                 "vit_small_patch16_224", num_classes=0, in_chans=in_channels, img_size=image_size or 224
             )
-            width = body.num_features
+            width = int(body.num_features)  # type: ignore[arg-type] # timm's networks have it as a number
     return Classifier(body, width, num_classes, in_channels)
 
 

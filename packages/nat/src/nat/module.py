@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
+from shared.seeding import generator
 from torch import Tensor
 from torchmetrics import MeanMetric, SumMetric
 
@@ -21,7 +23,6 @@ from nat.evaluate import robust_correct
 from nat.geometry import boundary_distance, effective_classes, entropy, hoyer_sparsity
 from nat.loss import Direction, check_batch, check_collapse, check_options, collapse_risk, nasty_divergence
 from nat.models import Arch, create_model
-from shared.seeding import generator
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class NATModule(LightningModule):
         nasty_on: the samples that carry the nasty term: `both` X and X', or `adversarial` only (ablation).
         omega_warmup: epochs over which omega rises to its value.
         max_divergence: abort when an epoch's mean divergence exceeds this (collapse); when null, 1.25 times that
-            of a uniform output, which is where an untrained target starts.
+            of a uniform output, where a target starts, or of a sure and right one, if that is more.
         beta: weight of the second term of `trades` (6), `mart` (5) or `entropy_penalty` (0.06); that value
             when null.
         awp_gamma: size of adversarial weight perturbations relative to the weights; 0 switches them off.
@@ -159,10 +160,10 @@ class NATModule(LightningModule):
             network = create_model(adversary.arch or arch, num_classes, in_channels, image_size)
             self.adversary = network.to(memory_format=self.memory_format).eval().requires_grad_(False)
         self.objective(omega)  # refuses options outside their range before any data is read
-        self.train_means = torch.nn.ModuleDict({name: MeanMetric() for name in ("loss", "divergence")})
-        self.val_means = torch.nn.ModuleDict({name: MeanMetric() for name in self.validation_metrics})
+        self.train_means = mean_metrics(("loss", "divergence"))
+        self.val_means = mean_metrics(self.validation_metrics)
         names = ("clean", *self.attacks, *(("average", "worst") if self.attacks else ()), *GEOMETRY)
-        self.test_means = torch.nn.ModuleDict({name: MeanMetric() for name in names})
+        self.test_means = mean_metrics(names)
         self.test_count = SumMetric()
 
     @property
@@ -256,12 +257,14 @@ class NATModule(LightningModule):
         x, labels = self.prepare(batch)
         noise = generator(self.seed, "validation", batch_index, self.global_rank, device=self.device)
         threat = self.threat
-        x_adv = pgd(
-            self.model, x, labels, eps=threat.eps, alpha=threat.alpha, steps=self.val_steps, generator=noise
-        )
+        x_adv = pgd(self.model, x, labels, eps=threat.eps, alpha=threat.alpha, steps=self.val_steps, generator=noise)
         logits = self.model(x)
         clean = logits.argmax(1) == labels
-        values = {"clean": clean, "pgd": clean & (self.model(x_adv).argmax(1) == labels), "entropy": entropy(logits)}
+        values = {
+            "clean": clean,
+            "pgd": clean & (self.model(x_adv).argmax(1) == labels),
+            "entropy": entropy(logits),
+        }
         if self.adversary is not None:
             values["divergence"] = nasty_divergence(
                 logits, self.adversary(x), self.temperature, tau_square=self.tau_square
@@ -307,7 +310,7 @@ class NATModule(LightningModule):
             "boundary_distance": boundary_distance(features, head.weight, head.bias, labels),
         }
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         """Build the optimiser and schedule of `optim`."""
         o = self.optim
         if o.optimizer == "adam":
@@ -332,13 +335,19 @@ class NATModule(LightningModule):
         """Look at the adversary: set the collapse guard, and warn if the nasty term is too strong (Sec. 3.4)."""
         if self.adversary is None:
             return
-        x, _ = next(iter(self.trainer.datamodule.val_dataloader()))
+        data = cast("LightningDataModule", getattr(self.trainer, "datamodule", None))
+        x, labels = (tensor.to(self.device) for tensor in next(iter(data.val_dataloader())))
         with torch.no_grad():
-            logits = self.adversary(x.to(self.device))
-        uniform = nasty_divergence(torch.zeros_like(logits), logits, self.temperature, tau_square=self.tau_square)
+            logits = self.adversary(x)
+        certain = CERTAIN * torch.nn.functional.one_hot(labels, self.num_classes).to(logits)
+        # Both are innocent: how a target starts, and how it ends. An untrained adversary is near the first.
+        innocent = [
+            nasty_divergence(output, logits, self.temperature, tau_square=self.tau_square).mean().item()
+            for output in (torch.zeros_like(logits), certain)
+        ]
         risk = collapse_risk(logits, self.omega, self.temperature)
         # Every process must hold the same bound, or one would stop and the others wait for it.
-        start, risk = self.trainer.strategy.broadcast((float(uniform.mean()), risk))
+        start, risk = self.trainer.strategy.broadcast((max(innocent), risk))
         self.divergence_bound = self.max_divergence or COLLAPSE_FACTOR * start
         if risk > 1 and self.trainer.is_global_zero:
             log.warning(
@@ -347,8 +356,14 @@ class NATModule(LightningModule):
             )  # fmt: skip
 
 
-COLLAPSE_FACTOR = 1.25  # of the divergence of a uniform output; a collapse on digits reached 1.5
+COLLAPSE_FACTOR = 1.25  # of the divergence of an innocent output; a collapse on digits reached 1.5
+CERTAIN = 20.0  # logit of the true class, the others 0, in an output that is right and sure
 GEOMETRY = ("entropy", "hoyer", "effective_classes", "margin", "boundary_distance")
+
+
+def mean_metrics(names: Iterable[str]) -> dict[str, MeanMetric]:
+    """Return a mean for each name; as a module, so that Lightning moves and synchronises them."""
+    return cast("dict[str, MeanMetric]", torch.nn.ModuleDict({name: MeanMetric() for name in names}))
 
 
 def warmup(epoch: int, epochs: int) -> float:

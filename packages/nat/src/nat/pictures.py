@@ -12,13 +12,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from shared.seeding import derive
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from nat.datasets import ImageTensors, check_labels
-from shared.seeding import derive
 
 CENTRE = 0.875  # share of the resized side that the test crop keeps: 224 of 256
 UNREADABLE = (OSError, SyntaxError, Image.DecompressionBombError)  # Pillow's ways to refuse a file
@@ -82,9 +82,7 @@ def read_class_names(path: Path) -> list[str]:
     names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if not names or repeated:
-        raise ValueError(
-            f"classes: {path} must name each class once, got {len(names)} lines, repeated: {repeated}"
-        )
+        raise ValueError(f"classes: {path} must name each class once, got {len(names)} lines, repeated: {repeated}")
     return names
 
 

@@ -171,9 +171,7 @@ def diagnostics_figure(
         axes.set_ylabel("probability" if index == 0 else "")
 
     left, middle, right = below.subplots(1, 3)
-    draw_histograms(
-        left, entropies, f"output entropy (nats, at least {ENTROPY_FLOOR:.0e})", floor=ENTROPY_FLOOR
-    )
+    draw_histograms(left, entropies, f"output entropy (nats, at least {ENTROPY_FLOOR:.0e})", floor=ENTROPY_FLOOR)
     left.set_ylabel("share of the points (%)")
     draw_histograms(middle, margins, "logit margin")
     middle.axvline(0, color=NEUTRAL, linewidth=1, zorder=0)
@@ -195,9 +193,7 @@ def draw_bars(
         offset = (index - (len(groups) - 1) / 2) * width
         axes.bar(positions + offset, values, width, label=label, color=COLOURS[index % len(COLOURS)])
     long = max(len(name) for name in names) > 3
-    axes.set_xticks(
-        positions, names, rotation=40 if long else 0, ha="right" if long else "center", fontsize=9
-    )
+    axes.set_xticks(positions, names, rotation=40 if long else 0, ha="right" if long else "center", fontsize=9)
     axes.set(xlabel="class", ylabel="probability")
     if floor is None:
         axes.set_ylim(0, 1.02)
@@ -208,9 +204,7 @@ def draw_bars(
     axes.set_axisbelow(True)
 
 
-def draw_histograms(
-    axes: Axes, groups: Mapping[str, Tensor], xlabel: str, floor: float | None = None
-) -> None:
+def draw_histograms(axes: Axes, groups: Mapping[str, Tensor], xlabel: str, floor: float | None = None) -> None:
     """Draw histograms over common bins, as shares of each group, with a triangle at each median.
 
     With a floor the scale is logarithmic, and smaller values are counted in its first bin.

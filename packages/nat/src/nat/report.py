@@ -17,7 +17,11 @@ REPORT = Report(
         Metric("entropy", "entropy (nats)", higher_is_better=False, digits=3),
         Metric("margin", "logit margin", digits=2),
     ],
-    titles={"digits": "Digits, 8 x 8", "mnist5k": "MNIST, 5,000 images", "ablations": "Ablations on the digits"},
+    titles={
+        "digits": "Digits, 8 x 8",
+        "mnist5k": "MNIST, 5,000 images",
+        "ablations": "Ablations on the digits",
+    },
     labels={
         "nat": "NAT",
         "vanilla": "vanilla",

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
+from shared.seeding import TrainSampler, generator
 from torch import Tensor
 from torch.utils.data import Sampler
-
-from shared.seeding import TrainSampler, generator
 
 
 def crop_flip(x: Tensor, top: Tensor, left: Tensor, flip: Tensor, pad: int) -> Tensor:

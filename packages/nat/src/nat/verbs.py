@@ -11,6 +11,10 @@ from typing import Any
 import torch
 from PIL import Image
 from rich.table import Table
+from shared.checkpoints import Manifest, atomic_write, save_weights
+from shared.logs import console, metrics_table
+from shared.papercli import find_run
+from shared.seeding import generator
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -22,10 +26,6 @@ from nat.geometry import boundary_distance, entropy
 from nat.models import Classifier
 from nat.pictures import read_picture
 from nat.plots import diagnostics_figure, perturbation_figure, robustness_curve_figure
-from shared.checkpoints import Manifest, atomic_write, save_weights
-from shared.logs import console, metrics_table
-from shared.papercli import find_run
-from shared.seeding import generator
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ def export(run: str, out: Path, format: str, select: str) -> None:
     else:
         channels, height, width = cli.datamodule.image_shape
         with torch.no_grad():
-            traced: Any = torch.jit.trace(model, torch.rand(2, channels, height, width), check_trace=False)
+            traced: Any = torch.jit.trace(model, torch.rand(2, channels, height, width), check_trace=False)  # type: ignore[no-untyped-call]
         with atomic_write(out) as file:
             torch.jit.save(traced, file)
     console.print(
