@@ -319,26 +319,24 @@ def _print_configs(paper: Paper, arguments: list[str]) -> None:
 
 
 def _print_info(paper: Paper, arguments: list[str]) -> None:
-    _refuse(arguments)
+    """Print what a bug report needs; with options of `train`, the hash of those settings."""
     import torch
 
     from shared.records import package_version
 
     packages = (paper.name, "shared", "torch", "lightning", "numpy")
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    print(
-        _columns(
-            {name: package_version(name) for name in packages}
-            | {
-                "python": platform.python_version(),
-                "platform": platform.platform(),
-                "cpu threads": str(torch.get_num_threads()),
-                "cuda devices": ", ".join(devices) or "none",
-                "configs": str(paper.configs),
-                "runs": str(Path("runs", paper.name).resolve()),
-            }
-        )
-    )
+    facts = {name: package_version(name) for name in packages} | {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu threads": str(torch.get_num_threads()),
+        "cuda devices": ", ".join(devices) or "none",
+        "configs": str(paper.configs),
+        "runs": str(Path("runs", paper.name).resolve()),
+        "settings": " ".join(arguments) or "those of the default config",
+        "settings hash": paper.load_cli().hash_of(arguments),
+    }
+    print(_columns(facts))
 
 
 def _refuse(arguments: list[str]) -> None:

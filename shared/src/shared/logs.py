@@ -243,6 +243,45 @@ def _in_netrc(host: str) -> bool:
         return False
 
 
+def training_figure(metrics: Path, path: Path) -> None:
+    """Draw a run's metrics over its steps, a panel for each kind of metric, training and validation together.
+
+    Args:
+        metrics: the run's `metrics.csv`; nothing is drawn without it, or before training has logged anything.
+        path: the PNG.
+    """
+    from matplotlib.figure import Figure
+
+    if not metrics.is_file():
+        return
+    with metrics.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for row in rows:
+        for name, value in row.items():
+            stage, _, kind = name.partition("/")
+            if stage in ("train", "val") and value:
+                panels.setdefault(kind, {}).setdefault(stage, []).append((int(row["step"]), float(value)))
+    if not panels:
+        return
+    columns = min(3, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(3.4 * columns, 2.6 * lines), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axis, (kind, stages) in zip(axes, sorted(panels.items()), strict=False):
+        for stage, colour in (("train", "#767676"), ("val", "#0072B2")):
+            if stage in stages:
+                axis.plot(*zip(*stages[stage], strict=True), color=colour, label=stage, linewidth=1.5)
+        axis.set_title(kind, fontsize=10)
+        axis.set_xlabel("step", fontsize=9)
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False, fontsize=8)
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
 def metrics_table(metrics: Mapping[str, float], title: str) -> Table:
     """Lay out metrics for the console, one a row.
 

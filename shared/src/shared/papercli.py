@@ -277,6 +277,7 @@ class PaperCLI(LightningCLI):
         if hasattr(self, "run_dir"):
             with atomic_write(self.run_dir / "test.json") as file:
                 file.write((json.dumps(metrics, indent=2) + "\n").encode())
+            logs.training_figure(self.run_dir / "metrics.csv", self.run_dir / "figures" / "training.png")
         if not self.quiet:
             logs.console.print(logs.metrics_table(metrics, title=f"{self.paper}: test metrics"))
             if hasattr(self, "run_dir"):

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from shared.checkpoints import CheckpointError, Manifest, load_weights, newest, save_weights
 from shared.papercli import PaperCLI
+from torch import Tensor
 
+from nat.attack import attack_mode, margin
 from nat.data import NATDataModule
+from nat.geometry import boundary_distance, entropy
+from nat.models import Classifier
 from nat.module import NATModule
+from nat.plots import diagnostics_figure
 
 WEIGHTS = "weights.safetensors"
 
@@ -48,6 +55,16 @@ class NATCLI(PaperCLI):
             self.load_adversary(Path(settings.checkpoint))
         elif settings.state != "random":
             self.train_adversary(self.run_dir / "adversary")
+
+    def after_test(self) -> dict[str, float]:
+        """Draw the geometry of the output beside the adversary's (the figures of Sec. 3.6)."""
+        if self.trainer.is_global_zero and hasattr(self, "run_dir") and not self.quiet:
+            networks: dict[str, Classifier] = {str(self.model.method): self.model.model}
+            if self.model.adversary is not None:
+                networks["adversary"] = self.model.adversary
+            batch = itertools.islice(self.datamodule.test_dataloader(), 1)
+            draw_geometry(networks, batch, self.datamodule.class_names, self.run_dir / "figures" / "geometry.png")
+        return {}
 
     def load_adversary(self, path: Path) -> None:
         """Load the adversary's weights from a checkpoint of a run, or from safetensors."""
@@ -99,3 +116,36 @@ class NATCLI(PaperCLI):
         target.adversary.load_state_dict(trainee.model.state_dict())
         if trainer.is_global_zero:
             save_weights(trainee.model.state_dict(), weights, Manifest.of(self.paper))
+
+
+@torch.no_grad()
+def draw_geometry(
+    networks: Mapping[str, Classifier], batches: Iterable[tuple[Tensor, Tensor]], class_names: list[str], path: Path
+) -> dict[str, dict[str, float]]:
+    """Draw the output's geometry of several networks on the same images (Sec. 3.6).
+
+    Args:
+        networks: name -> network; each is evaluated where it is.
+        batches: images (B, C, H, W) in [0, 1] and labels (B,).
+        class_names: of the K classes.
+        path: the PNG.
+
+    Returns:
+        Name of the network -> means of entropy (nats), logit margin and boundary distance.
+    """
+    outputs: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {name: [] for name in networks}
+    for x, y in batches:
+        for name, network in networks.items():
+            with attack_mode(network):
+                features = network.features(x.to(network.mean.device))
+                outputs[name].append((features.cpu(), network.head(features).cpu(), y))
+    entropies, margins, distances, examples = {}, {}, {}, {}
+    for name, parts in outputs.items():
+        features, logits, y = (torch.cat(column) for column in zip(*parts, strict=True))
+        head = networks[name].head
+        entropies[name], margins[name] = entropy(logits), margin(logits, y)
+        distances[name] = boundary_distance(features, head.weight.cpu(), head.bias.cpu(), y)
+        examples[name] = logits[:4].softmax(1)
+    diagnostics_figure(entropies, margins, examples, distances, path, class_names)
+    measured = {"entropy": entropies, "margin": margins, "boundary distance": distances}
+    return {name: {key: values[name].mean().item() for key, values in measured.items()} for name in networks}

@@ -268,19 +268,20 @@ class NATDataModule(LightningDataModule):
         return self.root
 
     @property
-    def _shard(self) -> dict[str, int]:
-        if self.trainer is None:
-            return {"rank": 0, "world_size": 1}
-        return {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+    def _shard(self) -> tuple[int, int]:
+        """This process's rank and the number of processes."""
+        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return batches in an order that is a function of (seed, epoch)."""
         images = self.parts["train"]
-        order: Sampler[Any] = TrainSampler(len(images) - self.num_extra, self.seed, **self._shard)
+        rank, world_size = self._shard
+        epoch = TrainSampler(len(images) - self.num_extra, self.seed, rank=rank, world_size=world_size)
+        order: Sampler[Any] = epoch
         if self.num_extra:
-            order = MixedSampler(order, self.num_extra, self.extra_fraction)
-        if isinstance(images, Views):
-            order = EpochSampler(order)
+            order = MixedSampler(epoch, self.num_extra, self.extra_fraction)
+        elif isinstance(images, Views):
+            order = EpochSampler(epoch)
         return self._loader("train", BatchSampler(order, self.batch_size, drop_last=False))
 
     def val_dataloader(self) -> DataLoader[Any]:
@@ -293,13 +294,14 @@ class NATDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> DataLoader[Any]:
         """Return the test set in its order, each image once over all processes."""
-        shard = self._shard
+        rank, world_size = self._shard
         # Lightning rebuilds the batch sampler of a prediction, and can do so for torch's own only.
-        order = range(shard["rank"], len(self.parts["test"]), shard["world_size"])
+        order = range(rank, len(self.parts["test"]), world_size)
         return self._loader("test", BatchSampler(order, self.eval_batch_size, drop_last=False))
 
     def _evaluation_loader(self, part: str) -> DataLoader[Any]:
-        batches = EvalBatchSampler(len(self.parts[part]), self.eval_batch_size, **self._shard)
+        rank, world_size = self._shard
+        batches = EvalBatchSampler(len(self.parts[part]), self.eval_batch_size, rank=rank, world_size=world_size)
         return self._loader(part, batches)
 
     def _loader(self, part: str, batches: Sampler[list[Any]]) -> DataLoader[Any]:
@@ -329,7 +331,7 @@ class NATDataModule(LightningDataModule):
         """
         if not self.augment or self.image_size is not None:
             return x
-        rank = self._shard["rank"]
+        rank, _ = self._shard
         return random_crop_flip(x, PAD, generator(self.seed, "augment", epoch, batch, rank))
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:

@@ -246,7 +246,7 @@ def masking_report(
             "more_steps",
             metrics["pgd100"] - metrics["pgd20"],
             MORE_STEPS_THRESHOLD,
-            "PGD with 100 steps instead of 20 changes the accuracy by {}",
+            "accuracy under PGD with 100 steps minus that with 20 is {}",
             "a longer attack should not be weaker",
         ),
         judge(
@@ -260,7 +260,7 @@ def masking_report(
             "average_gap",
             metrics["average"] - metrics[reference],
             GAP_THRESHOLD,
-            f"the average over the attacks exceeds {reference} by {{}}",
+            f"the average over the attacks minus {reference} is {{}}",
             "weak attacks hold the average up",
         ),
     ]

@@ -18,14 +18,13 @@ from shared.seeding import generator
 from torch import Tensor
 from torchvision.transforms import v2
 
-from nat.app import NATCLI
+from nat.app import NATCLI, draw_geometry
 from nat.attack import attack_mode, margin, pgd
 from nat.attack_suite import parse_attacks, parse_eps
 from nat.evaluate import masking_report, robust_correct, robustness_curve, summarise, write_report
-from nat.geometry import boundary_distance, entropy
-from nat.models import Classifier
+from nat.geometry import entropy
 from nat.pictures import read_picture
-from nat.plots import diagnostics_figure, perturbation_figure, robustness_curve_figure
+from nat.plots import perturbation_figure, robustness_curve_figure
 
 log = logging.getLogger(__name__)
 
@@ -124,22 +123,16 @@ def diagnose(runs: list[str], labels: list[str] | None, select: str, out: Path) 
     labels = labels or [Path(run).name for run in runs]
     if len(labels) != len(runs) or len(set(labels)) != len(labels):
         raise ValueError(f"labels must be {len(runs)} different names, got {', '.join(labels)}")
-    entropies, margins, distances, examples = {}, {}, {}, {}
-    names = None
-    for label, run in zip(labels, runs, strict=True):
-        cli = NATCLI.of_run(run, select=select)
-        names = cli.datamodule.class_names
-        logits, features, y = test_outputs(cli)
-        head = cli.model.model.head
-        entropies[label], margins[label] = entropy(logits), margin(logits, y)
-        distances[label] = boundary_distance(features, head.weight.detach(), head.bias.detach(), y)
-        examples[label] = logits[:4].softmax(1)
-    diagnostics_figure(entropies, margins, examples, distances, out, names)
-    for label in labels:
-        console.print(
-            f"{label}: entropy {entropies[label].mean():.4f} nats, margin {margins[label].mean():.3f}, "
-            f"boundary distance {distances[label].mean():.3f}", markup=False,
-        )  # fmt: skip
+    clis = [NATCLI.of_run(run, select=select) for run in runs]
+    data = clis[0].datamodule
+    for run, cli in zip(runs, clis, strict=True):
+        if (cli.datamodule.dataset, cli.datamodule.image_shape) != (data.dataset, data.image_shape):
+            raise ValueError(f"{run} was trained on {cli.datamodule.dataset}, {runs[0]} on {data.dataset}")
+    networks = {label: cli.model.model for label, cli in zip(labels, clis, strict=True)}
+    means = draw_geometry(networks, test_batches(clis[0]), data.class_names, out)
+    for label, values in means.items():
+        text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        console.print(f"{label}: {text}", markup=False, soft_wrap=True)
     console.print(f"written: {out}", markup=False, soft_wrap=True)
 
 
@@ -176,18 +169,6 @@ def test_batches(cli: NATCLI) -> Any:
     """Return the loader of a run's test set."""
     cli.datamodule.setup("test")
     return cli.datamodule.test_dataloader()
-
-
-def test_outputs(cli: NATCLI) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logits (N, K), features (N, D) and labels (N,) over a run's test set."""
-    model: Classifier = cli.model.model
-    parts = []
-    with attack_mode(model), torch.no_grad():
-        for x, y in test_batches(cli):
-            features = model.features(x)
-            parts.append((model.head(features), features, y))
-    logits, features, labels = (torch.cat(column) for column in zip(*parts, strict=True))
-    return logits, features, labels
 
 
 def load_picture(path: Path, cli: NATCLI) -> Tensor:
