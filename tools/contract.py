@@ -213,6 +213,19 @@ def faults(package: Package) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def names_in_equations_table(package: Package) -> list[tuple[str, list[str]]]:
+    """Read `module` and `module.name` off the README's table `Equations and code`.
+
+    Returns:
+        For each name in the table's last column the module, and the attributes behind it.
+    """
+    text = _text(package, "README.md")
+    section = re.search(r"^## Equations and code\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    rows = [line for line in section[1].splitlines() if line.startswith("|")] if section else []
+    words = [word for row in rows for word in re.findall(r"`([A-Za-z_][\w.]*)`", row.rsplit("|", 2)[1])]
+    return [(module, rest.split(".") if rest else []) for module, _, rest in (w.partition(".") for w in words)]
+
+
 def configs_of(package: Package) -> list[Path]:
     """List the package's configs."""
     return sorted((package.folder / "src" / package.name / "configs").glob("*.yaml"))

@@ -21,8 +21,8 @@ SKELETON = Path(__file__).resolve().parent / "skeleton"
 CLASSES = re.compile(r"\bName(?=(?:Module|Data|CLI)\b)")
 # Import names that a package of the same name would hide, beside those of the standard library.
 TAKEN = {
-    "conftest", "data", "datasets", "diffusers", "lightning", "matplotlib", "mypy", "numpy", "packages", "pytest", "ruff",
-    "scipy", "shared", "sklearn", "tests", "timm", "tools", "torch", "torchmetrics", "torchvision", "train",
+    "conftest", "data", "datasets", "diffusers", "lightning", "matplotlib", "mypy", "numpy", "packages", "pytest",
+    "ruff", "scipy", "shared", "sklearn", "tests", "timm", "tools", "torch", "torchmetrics", "torchvision", "train",
     "transformers", "triton", "wandb", "workspace", "yaml",
 }  # fmt: skip
 

@@ -1,6 +1,5 @@
 """Every config that comes with the package: found by globbing, parsed by the real command, built and trained a step."""
 
-from functools import partial
 from pathlib import Path
 
 import nat
@@ -9,7 +8,7 @@ import pytest
 import timm
 import torch
 import yaml
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 from nat.app import NATCLI
 from nat.cli import PAPER
 from nat.models import Classifier, WideResNet, create_model
@@ -19,8 +18,14 @@ from torch.utils.data import DataLoader
 from shared.cli import config_summaries
 
 CONFIGS = sorted((Path(nat.__file__).parent / "configs").glob("*.yaml"))
-# Millions of parameters of each network, head of ten included, from the papers that introduced them.
-MILLIONS = {"digits_cnn": 0.04, "mnist_cnn": 0.1, "resnet18": 11.2, "wrn34_10": 46.2, "vit_small": 21.7}
+# Parameters of each network without its head; test_models derives the large ones from their papers.
+PARAMETERS = {
+    "digits_cnn": 160 + 4_640 + 32 * 4 * 4 * 64 + 64,
+    "mnist_cnn": 416 + 12_832 + 32 * 7 * 7 * 64 + 64,
+    "resnet18": 11_173_962 - 5_130,
+    "wrn34_10": 46_160_474 - 6_410,
+    "vit_small": 22_050_664 - 385_000,
+}
 every_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.stem)
 
 
@@ -46,22 +51,18 @@ def module_of(settings):
     return NATModule(**options, optim=Optimisation(**optim), adversary=adversary)
 
 
-class Data(torch.utils.data.Dataset):
-    """One collated batch of two random images."""
+class TwoImages(LightningDataModule):
+    """One batch of two random images, in every stage."""
 
     def __init__(self, channels, side):
+        super().__init__()
         x = torch.rand(2, channels, side, side, generator=torch.Generator().manual_seed(0))
-        self.batch = x, torch.tensor([0, 1])
+        self.batches = [(x, torch.tensor([0, 1]))]
 
-    def __len__(self):
-        return 1
+    def train_dataloader(self):
+        return DataLoader(self.batches, batch_size=None)
 
-    def __getitem__(self, index):
-        return self.batch
-
-
-class DataModule(nat.module.LightningModule.__mro__[0] if False else object):
-    pass
+    val_dataloader = test_dataloader = train_dataloader
 
 
 @every_config
@@ -69,13 +70,13 @@ def test_a_config_begins_with_what_it_is_and_how_it_is_run(config):
     text = config.read_text()
     summary = config_summaries(PAPER)[config.stem]
     assert text.startswith(f"# {summary}\n")
-    assert len(summary.split()) >= 3
+    assert len(summary.split()) >= 2
     assert summary.endswith(".")
     comment = text[: text.index("\n", text.rindex("\n#", 0, text.index("\nmodel:")) + 1)]
     if config.stem == "default":
         assert "uv run --package nat train\n" in comment
     else:
-        assert f"uv run --package nat" in comment
+        assert "uv run --package nat" in comment
         assert f"--config {config.stem}" in comment
 
 
@@ -98,14 +99,16 @@ def test_a_config_builds_its_full_size_network(config):
     model = parse("--config", config.stem).model
     with torch.device("meta"):
         network = create_model(model.arch, model.num_classes, model.in_channels, model.image_size)
-    millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
-    assert millions == pytest.approx(MILLIONS[model.arch], abs=0.06 if millions > 1 else 0.01)
+    assert sum(parameter.numel() for parameter in network.body.parameters()) == PARAMETERS[model.arch]
     assert network.head.out_features == model.num_classes
 
 
 @every_config
 def test_a_config_fits_its_dataset(config):
     parsed = parse("--config", config.stem)
+    if config.stem == "eval_autoattack":  # goes on top of a run's own settings
+        assert "data" not in yaml.safe_load(config.read_text())
+        return
     known = {"cifar100": 100, "cifar10": 10, "digits": 10, "mnist5k": 10, "imagefolder": 100}
     assert parsed.model.num_classes == known[parsed.data.dataset]
     assert parsed.model.in_channels == (1 if parsed.data.dataset in ("digits", "mnist5k") else 3)
@@ -118,19 +121,16 @@ def test_a_shrunken_copy_of_a_config_trains_a_step(config, monkeypatch):
     module = module_of(parsed.model)
     before = {name: parameter.clone() for name, parameter in module.named_parameters()}
     sides = {"digits_cnn": 8, "mnist_cnn": 28}
-    loader = DataLoader(Data(parsed.model.in_channels, sides.get(parsed.model.arch, 32)), batch_size=None)
+    data = TwoImages(parsed.model.in_channels, sides.get(parsed.model.arch, 32))
     trainer = Trainer(
         accelerator="cpu", fast_dev_run=1, enable_progress_bar=False, enable_model_summary=False, logger=False
     )
-    data = partial(lambda loader: loader, loader)
-    module.on_fit_start = lambda: None  # it looks at the datamodule's validation images, and there is none
-    trainer.fit(module, loader, loader)
-    assert data() is loader
+    trainer.fit(module, data)
     assert trainer.global_step == 1
     moved = {name for name, parameter in module.named_parameters() if not torch.equal(parameter, before[name])}
     assert "model.head.weight" in moved
     assert not any(name.startswith("adversary.") for name in moved)
-    (metrics,) = trainer.test(module, loader, verbose=False)
+    (metrics,) = trainer.test(module, data, verbose=False)
     assert metrics["test/n"] == 2
 
 

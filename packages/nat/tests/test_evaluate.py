@@ -213,7 +213,7 @@ def test_report_uses_the_results_it_is_given():
     assert checks["more_steps"].value == 1 / 8
     assert checks["square"].value == 1 / 8  # two survive all of pgd20, pgd100 and cw40; one survives Square
     assert checks["average_gap"].value == pytest.approx((3 + 4 + 3 + 1 + 1) / 40 - 1 / 8)
-    assert "exceeds aa by" in checks["average_gap"].message
+    assert "minus aa is" in checks["average_gap"].message
     assert not checks["more_steps"].passed
 
 

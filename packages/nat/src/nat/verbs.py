@@ -79,7 +79,8 @@ def attack(
     with torch.no_grad():
         after = model(x_adv)
     out.mkdir(parents=True, exist_ok=True)
-    v2.functional.to_pil_image(x_adv[0]).save(out / "adversarial.png")
+    pixels = (x_adv[0] * 255).round().to(torch.uint8)  # torchvision would cut the fraction off
+    v2.functional.to_pil_image(pixels).save(out / "adversarial.png")
     names = cli.datamodule.class_names
     p, p_adv = before.softmax(1)[0], after.softmax(1)[0]
     perturbation_figure(x[0], x_adv[0], p, p_adv, names, out / "attack.png")
