@@ -92,7 +92,9 @@ def test_own_pgd_is_as_fast_as_torchattacks_and_as_strong(benchmark, digits, arc
     medians = benchmark.pedantic(interleave, (rounds,), sides, rounds=1)
     ratio = medians["torchattacks"] / medians["own"]
     benchmark.extra_info["speed"] = ratio
-    print(f"\nPGD on {arch}: own {medians['own']:.4f} s, torchattacks {medians['torchattacks']:.4f} s: {ratio:.2f} times")
+    print(
+        f"\nPGD on {arch}: own {medians['own']:.4f} s, torchattacks {medians['torchattacks']:.4f} s: {ratio:.2f} times"
+    )
     assert ratio >= 1 - NOISE
     if arch == "digits_cnn":
         with torch.random.fork_rng():

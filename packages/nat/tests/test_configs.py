@@ -13,9 +13,8 @@ from nat.app import NATCLI
 from nat.cli import PAPER
 from nat.models import Classifier, WideResNet, create_model
 from nat.module import Adversary, NATModule, Optimisation
-from torch.utils.data import DataLoader
-
 from shared.cli import config_summaries
+from torch.utils.data import DataLoader
 
 CONFIGS = sorted((Path(nat.__file__).parent / "configs").glob("*.yaml"))
 # Parameters of each network without its head; test_models derives the large ones from their papers.
@@ -117,7 +116,9 @@ def test_a_config_fits_its_dataset(config):
 @every_config
 def test_a_shrunken_copy_of_a_config_trains_a_step(config, monkeypatch):
     monkeypatch.setattr(nat.module, "create_model", shrunken)
-    parsed = parse("--config", config.stem, "--model.steps", "1", "--model.val_steps", "1", "--model.test_attacks", "fgsm")
+    parsed = parse(
+        "--config", config.stem, "--model.steps", "1", "--model.val_steps", "1", "--model.test_attacks", "fgsm"
+    )
     module = module_of(parsed.model)
     before = {name: parameter.clone() for name, parameter in module.named_parameters()}
     sides = {"digits_cnn": 8, "mnist_cnn": 28}

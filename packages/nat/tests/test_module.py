@@ -283,6 +283,19 @@ def test_validation_scores_each_of_seven_items_once_in_batches_of_two(seven):
     assert found["val/entropy"] == pytest.approx(torch.cat(entropies).mean().item(), rel=1e-5)
 
 
+def test_a_point_that_is_wrong_without_attack_counts_as_wrong_even_where_the_attack_puts_it_right(seven, monkeypatch):
+    module, data = seven
+    whole = NATDataModule("digits")
+    whole.setup()
+    x, labels = whole.parts["train"][range(1080)]
+    with torch.no_grad():
+        right = module.model(x).argmax(1) == labels
+    example = torch.stack([x[right & (labels == digit)][0] for digit in range(10)])
+    monkeypatch.setattr(nat.module, "pgd", lambda model, x, labels, **options: example[labels])
+    (found,) = trainer().validate(module, data, verbose=False)
+    assert found["val/pgd"] == found["val/clean"] == pytest.approx(5 / 7)
+
+
 def test_validation_tells_how_far_the_target_is_from_its_adversary():
     module = build(temperature=2.0)
     train_adversary(module)

@@ -164,7 +164,8 @@ def newest(folder: Path, *, package: str | None = None, warn: Callable[[str], No
             passed_over = True
             warn(str(error))
         else:
-            progress[path] = (int(checkpoint.get("global_step", 0)), path.stem == "last")
+            # best.ckpt is written before the epoch has ended
+            progress[path] = (int(checkpoint.get("global_step", 0)), path.stem != "best")
     if not progress:
         raise FileNotFoundError(f"there is no usable checkpoint in {folder}")
     best = max(progress, key=lambda path: progress[path])

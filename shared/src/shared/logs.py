@@ -127,6 +127,7 @@ class CSVMetrics(Logger):
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
         """Write the file, so that a run resumed from the checkpoint finds all rows before it."""
         self.write()
+        self._written = 0.0  # an epoch's training means are logged right after its checkpoint: write them too
 
     @rank_zero_only
     def write(self) -> None:
