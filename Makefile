@@ -33,7 +33,7 @@ format: $(filter .uv/%,$(UV)) ## mend what can be mended
 	$(UV) run --all-packages ruff format .
 
 types: $(filter .uv/%,$(UV)) ## type checks of shared and of every package
-	$(UV) run --all-packages mypy shared/src $(foreach p,$(PACKAGES),packages/$(p)/src) tools
+	$(UV) run --all-packages mypy shared/src $(foreach p,$(PACKAGES),packages/$(p)/src) tools/*.py tools/skeleton/src
 
 bench: $(filter .uv/%,$(UV)) ## benchmarks of a package: make bench PKG=nat
 	$(UV) run --all-packages --all-groups pytest -m "" --benchmark-only -s packages/$(PKG) $(ARGS)

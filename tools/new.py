@@ -59,10 +59,8 @@ def write(root: Path, name: str) -> Package:
         target.parent.mkdir(parents=True, exist_ok=True)
         text = re.sub(r"\bNAME\b", name, source.read_text(encoding="utf-8"))
         target.write_text(CLASSES.sub(camel_case(name), text), encoding="utf-8")
-    # Where the name stands in the alphabet decides the order of the imports.
-    for arguments in (["check", "--select", "I", "--fix"], ["format"]):
-        command = [sys.executable, "-m", "ruff", *arguments, "--quiet", str(folder)]
-        subprocess.run(command, cwd=root, check=True)
+    # With a longer name than the template's some lines have to be wrapped.
+    subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", str(folder)], cwd=root, check=True)
     package = Package(folder)
     for file, content in generated_of(package):
         file.write_bytes(content)

@@ -187,7 +187,7 @@ class PaperCLI(LightningCLI):
         """
         with tempfile.TemporaryDirectory(prefix=f"{cls.paper}-") as folder:
             run = Path(folder) / "run"
-            cell = [*args, f"--seed_everything={seed}", f"--run_dir={run}"]
+            cell = [*args, f"--seed_everything={seed}", f"--run_dir={run}", "--trainer.enable_checkpointing=false"]
             return cls(cell, quiet=True).fit_and_test()
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -274,14 +274,14 @@ class PaperCLI(LightningCLI):
 
     @rank_zero_only
     def _report(self, metrics: Mapping[str, float]) -> None:
+        if self.quiet:
+            return
+        logs.console.print(logs.metrics_table(metrics, title=f"{self.paper}: test metrics"))
         if hasattr(self, "run_dir"):
             with atomic_write(self.run_dir / "test.json") as file:
                 file.write((json.dumps(metrics, indent=2) + "\n").encode())
             logs.training_figure(self.run_dir / "metrics.csv", self.run_dir / "figures" / "training.png")
-        if not self.quiet:
-            logs.console.print(logs.metrics_table(metrics, title=f"{self.paper}: test metrics"))
-            if hasattr(self, "run_dir"):
-                logs.console.print(f"run folder: {self.run_dir}", soft_wrap=True)
+            logs.console.print(f"run folder: {self.run_dir}", soft_wrap=True)
 
     def load_weights(self, checkpoint: Path) -> None:
         """Load the model's weights, whole, from a checkpoint of this package."""

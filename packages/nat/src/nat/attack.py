@@ -277,7 +277,7 @@ def _ascend(
         # A sum: the gradient of a mean would shrink with the batch, down to underflow.
         (gradient,) = torch.autograd.grad(objective(logits, labels).sum(), x_adv)
         x_adv.requires_grad_(False)
-        x_adv.add_(gradient.sign(), alpha=alpha).clamp_(*bounds)  # Sec. 3.2, step 2
+        x_adv.add_(gradient.sign_(), alpha=alpha).clamp_(*bounds)  # Sec. 3.2, step 2
     return x_adv
 
 
