@@ -92,3 +92,29 @@ def test_the_console_is_set_up_once_and_quiets_lightning():
 def test_counts_are_shown_whole_and_fractions_with_four_digits():
     table = metrics_table({"n": 597.0, "clean": 0.98765, "one": 1.0}, "t")
     assert list(table.columns[1].cells) == ["597", "0.9877", "1.0000"]
+
+
+def test_training_curves_have_a_panel_for_each_metric(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: drawn.append(figure))
+    (tmp_path / "metrics.csv").write_text(
+        "step,train/loss,val/loss,epoch,val/accuracy,test/loss\n4,2.0,,0,,\n4,,1.5,0,0.5,\n9,1.0,1.25,1,0.75,1.1\n"
+    )
+    logs.training_figure(tmp_path / "metrics.csv", tmp_path / "figures" / "training.png")
+    panels = {
+        axis.get_title(): {line.get_label(): line.get_xydata().tolist() for line in axis.get_lines()}
+        for axis in drawn[0].axes
+    }
+    assert panels == {
+        "accuracy": {"val": [[4, 0.5], [9, 0.75]]},
+        "loss": {"train": [[4, 2.0], [9, 1.0]], "val": [[4, 1.5], [9, 1.25]]},
+    }
+
+
+def test_no_curves_are_drawn_before_training_has_logged_anything(tmp_path):
+    logs.training_figure(tmp_path / "metrics.csv", tmp_path / "training.png")
+    (tmp_path / "metrics.csv").write_text("step,test/loss\n1,2.0\n")
+    logs.training_figure(tmp_path / "metrics.csv", tmp_path / "training.png")
+    assert not (tmp_path / "training.png").exists()

@@ -61,7 +61,7 @@ def test_a_run_leaves_settings_metrics_checkpoints_and_results(unbroken):
     folder, result = unbroken
     names = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     assert names == {
-        "config.yaml", "metrics.csv", "test.json",
+        "config.yaml", "metrics.csv", "test.json", "figures/training.png",
         "checkpoints/best.ckpt", "checkpoints/epoch=0002.ckpt", "checkpoints/epoch=0003.ckpt",
     }  # fmt: skip
     assert yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["max_epochs"] == 4
@@ -165,6 +165,14 @@ def test_an_unknown_key_in_a_config_file_is_named(workspace, alpha, capfd):
     (workspace / "mine.yaml").write_text("model:\n  learning_rate: 1\n")
     assert alpha(["train", "--config", "mine.yaml"]) == 2
     assert "learning_rate" in capfd.readouterr().err.splitlines()[0]
+
+
+def test_info_prints_the_hash_that_checkpoints_carry(workspace, unbroken):
+    printed = run(workspace, "alpha", "info").stdout
+    facts = dict(line.split(maxsplit=1) for line in printed.splitlines())
+    carried = load(unbroken[0] / "checkpoints" / "best.ckpt")["manifest"]
+    assert facts["alpha"] == carried["version"] == "0.1.0"
+    assert printed.splitlines()[-1].split() == ["settings", "hash", carried["config_hash"]]
 
 
 def test_the_hash_ignores_the_seed_and_what_only_concerns_output():
