@@ -171,7 +171,7 @@ def test_help_is_there_within_two_seconds_and_imports_nothing_heavy(workspace):
     result = run(workspace, str(workspace / ".venv/bin/python"), "-c", program)
     assert time.monotonic() - started < 2
     assert result.stdout.splitlines()[-1] == "set()"
-    assert "  greet    Say hello" in result.stdout
+    assert "  greet    say hello" in result.stdout
 
 
 def test_verbs_take_their_options_from_their_signatures(workspace):

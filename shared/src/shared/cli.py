@@ -9,27 +9,22 @@ would overwrite each other in the workspace's one environment.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
-import platform
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import psutil
 
-if TYPE_CHECKING:
-    from shared.papercli import PaperCLI
+from shared.paper import TRACEBACK_VARIABLE, Paper
+from shared.verbs import overview, verbs_of
+
+__all__ = ["Paper", "find_paper", "main", "train"]
 
 ENTRY_POINT_GROUP = "papers"
 PAPER_VARIABLE = "PAPERS_NAME"  # tells the processes that Lightning starts for DDP which paper they belong to
-TRACEBACK_VARIABLE = "PAPERS_TRACEBACK"
 
 
 def train(argv: Sequence[str] | None = None) -> None:
@@ -137,38 +132,6 @@ def _ancestors() -> Iterable[psutil.Process]:
         return
 
 
-@dataclass(frozen=True)
-class Paper:
-    """What a package tells about its command.
-
-    Attributes:
-        name: the package's name, which is also the command's.
-        title: one line: what the paper does.
-        cli: `module:Class` of its `PaperCLI`, imported only when a run starts.
-        verbs: further verbs; name -> function whose typed signature and docstring become its options.
-        training_verbs: further verbs that take the options of `train`; name -> function of the arguments.
-    """
-
-    name: str
-    title: str
-    cli: str
-    verbs: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    training_verbs: Mapping[str, Callable[[list[str]], Any]] = field(default_factory=dict)
-
-    @property
-    def configs(self) -> Path:
-        """Folder of the package's own configs."""
-        spec = importlib.util.find_spec(self.name)
-        assert spec is not None and spec.origin is not None
-        return Path(spec.origin).parent / "configs"
-
-    def load_cli(self) -> type[PaperCLI]:
-        """Import the package's `PaperCLI`, and with it torch and Lightning."""
-        module, name = self.cli.split(":")
-        loaded: type[PaperCLI] = getattr(importlib.import_module(module), name)
-        return loaded
-
-
 def main(paper: Paper, argv: Sequence[str] | None = None) -> int:
     """Run a paper's command.
 
@@ -182,24 +145,15 @@ def main(paper: Paper, argv: Sequence[str] | None = None) -> int:
         The exit code: 0, or 2 after bad input, or 130 after an interrupt.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    verbs: dict[str, Callable[[list[str]], Any]] = {
-        name: partial(_train, paper, name, function)
-        for name, function in {"train": _train_and_test(paper), **paper.training_verbs}.items()
-    }
-    verbs |= {
-        "test": lambda rest: _test(paper, rest),
-        "configs": lambda rest: _print_configs(paper, rest),
-        "info": lambda rest: _print_info(paper, rest),
-    }
-    verbs |= {name: _typed_verb(paper, name, function) for name, function in paper.verbs.items()}
+    verbs = verbs_of(paper)
     verb, *rest = arguments or ["--help"]
     try:
         if verb in ("-h", "--help"):
-            print(_overview(paper), flush=True)
+            print(overview(paper, verbs), flush=True)
             return 0
         if verb not in verbs:
             raise LookupError(f"there is no such verb; the verbs are: {', '.join(verbs)}")
-        return verbs[verb](rest) or 0
+        return verbs[verb].run(rest) or 0
     except BrokenPipeError:  # the reader of the output, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -220,125 +174,3 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, KeyError):
         return f"missing {error}"
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _typed_verb(paper: Paper, name: str, function: Callable[..., Any]) -> Callable[[list[str]], Any]:
-    def run(arguments: list[str]) -> Any:
-        from jsonargparse import auto_cli
-
-        result = auto_cli(function, args=arguments, prog=f"{paper.name} {name}", as_positional=True)
-        return result if isinstance(result, int) else 0
-
-    return run
-
-
-def _train_and_test(paper: Paper) -> Callable[[list[str]], Any]:
-    """Train, then test; `train --help` lists the settings."""
-    return lambda arguments: paper.load_cli().main(arguments)
-
-
-def _train(paper: Paper, verb: str, function: Callable[[list[str]], Any], arguments: list[str]) -> None:
-    if "-h" in arguments or "--help" in arguments:
-        print(_train_help(paper, verb))
-    else:
-        function(arguments)
-
-
-def _test(paper: Paper, arguments: list[str]) -> None:
-    if not arguments or "-h" in arguments or "--help" in arguments:
-        print(
-            f"usage: {paper.name} test RUN [--select last|best|FILE] [OPTION ...]\n\n"
-            "Test the weights of a run again, with its settings and any that are given.\n\n"
-            f"  RUN       a run folder, or `last` for the newest under runs/{paper.name}\n"
-            "  --select  which checkpoint: the newest (default), the best on validation data, or a file\n"
-            "  OPTION    as in train, for example --trainer.accelerator cpu"
-        )
-        return
-    paper.load_cli().test(arguments)
-
-
-def config_summaries(paper: Paper) -> dict[str, str]:
-    """Map each of the package's configs to the first line of its opening comment."""
-    return {
-        file.stem: file.read_text().splitlines()[0].lstrip("# ")
-        for file in sorted(paper.configs.glob("*.yaml"), key=lambda file: (file.stem != "default", file.stem))
-    }
-
-
-def _overview(paper: Paper) -> str:
-    described = {
-        "train": "train, then test; `train --help` lists the settings",
-        "test": "test the weights of a run again",
-        "configs": "list the configs that come with the package",
-        "info": "print versions, devices and folders for a bug report",
-    }
-    for name, function in {**paper.training_verbs, **paper.verbs}.items():
-        described[name] = (function.__doc__ or "").strip().splitlines()[0].rstrip(".")
-    width = max(map(len, described))
-    lines = [f"{paper.name}: {paper.title}", "", f"usage: {paper.name} VERB [OPTION ...]", "", "verbs:"]
-    lines += [f"  {name:<{width}}  {text}" for name, text in described.items()]
-    return "\n".join([*lines, "", f"`{paper.name} VERB --help` says more."])
-
-
-def _train_help(paper: Paper, verb: str) -> str:
-    command = f"uv run --package {paper.name} {'' if verb == 'train' else paper.name + ' '}{verb}"
-    return f"""usage: {command} [--config NAME_OR_FILE] [--resume RUN] [OPTION ...]
-
-{paper.title}
-
-  --config NAME_OR_FILE   one of the package's configs (below) or a YAML file; may be given more than
-                          once, the later one wins; `default` when none is given
-  --resume RUN            go on with a run: its folder, or `last`
-  --run_dir FOLDER        where to write; runs/{paper.name}/DATE-TIME-SEED by default
-  --seed_everything N     the run's seed
-  --logger csv|wandb      where metrics go beside the console
-  --print_config          print the resolved settings and stop
-  --model.KEY, --data.KEY, --trainer.KEY
-                          any setting; `train --help_all` lists every one with its meaning
-
-configs:
-{_indented(_columns(config_summaries(paper)))}
-
-the default config ({paper.name}/configs/default.yaml):
-
-{_indented((paper.configs / "default.yaml").read_text().rstrip())}"""
-
-
-def _columns(rows: Mapping[str, str]) -> str:
-    width = max(map(len, rows), default=0)
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows.items())
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" if line else "" for line in text.splitlines())
-
-
-def _print_configs(paper: Paper, arguments: list[str]) -> None:
-    _refuse(arguments)
-    print(_columns(config_summaries(paper)))
-
-
-def _print_info(paper: Paper, arguments: list[str]) -> None:
-    """Print what a bug report needs; with options of `train`, the hash of those settings."""
-    import torch
-
-    from shared.records import package_version
-
-    packages = (paper.name, "shared", "torch", "lightning", "numpy")
-    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    facts = {name: package_version(name) for name in packages} | {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu threads": str(torch.get_num_threads()),
-        "cuda devices": ", ".join(devices) or "none",
-        "configs": str(paper.configs),
-        "runs": str(Path("runs", paper.name).resolve()),
-        "settings": " ".join(arguments) or "those of the default config",
-        "settings hash": paper.load_cli().hash_of(arguments),
-    }
-    print(_columns(facts))
-
-
-def _refuse(arguments: list[str]) -> None:
-    if arguments:
-        raise ValueError(f"takes no arguments, got {' '.join(arguments)}")

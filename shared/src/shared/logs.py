@@ -97,8 +97,8 @@ class CSVMetrics(Logger):
 
     @property
     def version(self) -> str:
-        """The run's name."""
-        return self.path.parent.name
+        """Nothing: Lightning would show it in the progress bar, where the run's name is no help."""
+        return ""
 
     @property
     def save_dir(self) -> str:

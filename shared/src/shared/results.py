@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 from rich.console import Console
@@ -36,6 +36,9 @@ from shared.claims import load_claims
 from shared.records import Cell, Record, Results, package_version, write_text
 from shared.tables import Metric, Report, console_tables, figure, markdown
 from shared.workers import Runner, outcomes
+
+if TYPE_CHECKING:
+    from shared.tuning import Tuning
 
 __all__ = ["Cell", "Metric", "Plan", "Record", "Report", "Results", "Study", "compare", "plan"]
 
@@ -55,6 +58,7 @@ class Study:
         hash_of: returns the hash of the settings that arguments lead to, the seed left out.
         report: what the tables show.
         only: setting -> its methods, for settings that do not have all.
+        tunings: what `shared.tuning.tune` tries.
         tuned: (method, setting) -> further arguments, such as what tuning chose.
     """
 
@@ -67,6 +71,7 @@ class Study:
     hash_of: Callable[[list[str]], str]
     report: Report
     only: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    tunings: Sequence[Tuning] = ()
     tuned: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
 
     def arguments(self, method: str, setting: str) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
-from shared.cli import TRACEBACK_VARIABLE
+from shared.paper import TRACEBACK_VARIABLE
 from shared.records import Cell, one_line
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"

@@ -6,7 +6,6 @@ What a verb needs is imported when it runs, so that every `--help` answers at on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -119,61 +118,6 @@ def export(
     export(run, out, format, select)
 
 
-def compare(
-    methods: list[str] | None = None,
-    settings: list[str] | None = None,
-    seeds: int | list[int] | None = None,
-    jobs: int = 1,
-    out: Path | None = None,
-    dry_run: bool = False,
-) -> int:
-    """Run NAT and its baselines over seeds; finished cells are kept.
-
-    Args:
-        methods: only these.
-        settings: only these: digits, mnist5k, ablations.
-        seeds: how many, or which; 6 when null.
-        jobs: how many cells at a time.
-        out: folder for the results; the package's own when null.
-        dry_run: only print what would be run.
-    """
-    from shared.results import compare
-
-    from nat.comparison import study
-
-    return compare(
-        study(results_folder()),
-        methods=methods,
-        settings=settings,
-        seeds=seeds,
-        jobs=jobs,
-        out=out,
-        dry_run=dry_run,
-    )
-
-
-def tune(jobs: int = 1, dry_run: bool = False) -> int:
-    """Try each method's candidates on validation data; `compare` then uses the best.
-
-    Args:
-        jobs: how many cells at a time.
-        dry_run: only print what would be run.
-    """
-    from shared.tuning import tune
-
-    from nat.comparison import TUNINGS, study
-
-    return tune(study(results_folder()), TUNINGS, jobs=jobs, dry_run=dry_run)
-
-
-def results_folder() -> Path:
-    """Return the package's `results` in a checkout, or a folder of that name here if it is installed elsewhere."""
-    spec = find_spec("nat")
-    assert spec is not None and spec.origin is not None
-    package = Path(spec.origin).parents[2]
-    return package / "results" if (package / "pyproject.toml").is_file() else Path("results")
-
-
 PAPER = Paper(
     name="nat",
     title="Nasty Adversarial Training: robustness from sparse output distributions",
@@ -184,10 +128,9 @@ PAPER = Paper(
         "predict": predict,
         "diagnose": diagnose,
         "export": export,
-        "tune": tune,
-        "compare": compare,
     },
     training_verbs={"train-adversary": train_adversary},
+    study="nat.comparison:study",
 )
 
 
