@@ -6,7 +6,7 @@ from shared.tables import Metric, Report
 
 REPORT = Report(
     method="nat",
-    baselines=["vanilla", "pgd_at", "at_mix", "trades", "mart", "pgd_at_awp"],
+    baselines=["vanilla", "pgd_at", "at_mix", "trades", "mart", "pgd_at_awp", "ω = 0"],  # the last in the ablations
     metrics=[
         Metric("worst", "worst case", percent=True),
         Metric("clean", "clean", percent=True),
