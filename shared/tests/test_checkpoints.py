@@ -14,6 +14,7 @@ from shared.checkpoints import (
     load,
     load_weights,
     newest,
+    remove_leftovers,
     save,
     save_weights,
 )
@@ -124,12 +125,32 @@ def test_resuming_falls_back_to_the_newest_good_checkpoint_and_says_so(tmp_path)
         save(checkpoint(step), tmp_path / f"epoch={step}.ckpt", MANIFEST)
     damaged = tmp_path / "epoch=9.ckpt"
     damaged.write_bytes(damaged.read_bytes()[:-100])
-    (tmp_path / ".epoch=12.ckpt.77.tmp").write_bytes(b"half")
     said = []
     assert newest(tmp_path, package="nat", warn=said.append).name == "epoch=6.ckpt"
     assert "epoch=9.ckpt is truncated" in said[0]
     assert said[1] == f"falling back to {tmp_path / 'epoch=6.ckpt'}"
-    assert not list(tmp_path.glob(".*"))
+
+
+def test_only_leftovers_of_dead_processes_are_removed(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    mine, theirs = (tmp_path / f".a.ckpt.{process}.tmp" for process in (os.getpid(), ended.pid))
+    for file in (mine, theirs):
+        file.write_bytes(b"half")
+    with pytest.raises(FileNotFoundError):
+        newest(tmp_path)
+    assert theirs.exists()  # looking changes nothing
+    remove_leftovers(tmp_path)
+    assert mine.exists()
+    assert not theirs.exists()
+
+
+def test_a_checkpoint_without_a_number_of_steps_is_passed_over(tmp_path):
+    save({"global_step": "many"}, tmp_path / "odd.ckpt", MANIFEST)
+    save(checkpoint(1), tmp_path / "good.ckpt", MANIFEST)
+    said = []
+    assert newest(tmp_path, warn=said.append).name == "good.ckpt"
+    assert "odd.ckpt has no number of steps, but 'many'" in said[0]
 
 
 def test_no_good_checkpoint_at_all_is_an_error(tmp_path):

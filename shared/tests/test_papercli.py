@@ -12,7 +12,8 @@ import pytest
 import torch
 import yaml
 from shared.checkpoints import load
-from shared.papercli import config_hash, find_run, new_run_folder
+from shared.papercli import config_hash
+from shared.runs import claimed, find_run, new_run_folder
 from workspace import environment_of, make_workspace, run
 
 
@@ -46,8 +47,8 @@ def weights(run_folder):
 
 def start_and_kill(workspace, folder, after):
     """Start a slow run and kill -9 it in the epoch that follows the checkpoint `after`."""
-    words = ("alpha", "train", "--run_dir", folder, "--model.slow", "0.1")
-    process = subprocess.Popen(words, cwd=workspace, env=environment_of(workspace), stderr=subprocess.DEVNULL)
+    words, slow = ("alpha", "train", "--run_dir", folder), environment_of(workspace, TINY_SECONDS_A_STEP="0.1")
+    process = subprocess.Popen(words, cwd=workspace, env=slow, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not (workspace / folder / "checkpoints" / after).exists():
         assert process.poll() is None and time.monotonic() < deadline
@@ -77,7 +78,7 @@ def test_a_run_leaves_settings_metrics_checkpoints_and_results(unbroken):
 
 def test_a_killed_run_resumes_to_the_weights_of_an_unbroken_one(workspace, unbroken):
     start_and_kill(workspace, "killed", after="epoch=0001.ckpt")
-    result = run(workspace, "alpha", "train", "--resume", "killed", "--model.slow", "0")
+    result = run(workspace, "alpha", "train", "--resume", "killed")
     assert result.returncode == 0, result.stderr
     assert "epoch 3/4" in result.stderr
     assert "epoch 2/4" not in result.stderr
@@ -86,12 +87,27 @@ def test_a_killed_run_resumes_to_the_weights_of_an_unbroken_one(workspace, unbro
     assert (workspace / "killed/metrics.csv").read_text() == (unbroken[0] / "metrics.csv").read_text()
 
 
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_that_is_asked_to_stop_says_how_to_go_on_and_does_not_count_as_done(workspace, sent, code):
+    folder = f"stopped{code}"
+    words, slow = ("alpha", "train", "--run_dir", folder), environment_of(workspace, TINY_SECONDS_A_STEP="0.1")
+    process = subprocess.Popen(words, cwd=workspace, env=slow, stderr=subprocess.PIPE, text=True)
+    while not (workspace / folder / "checkpoints" / "epoch=0000.ckpt").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(sent)
+    printed = process.communicate(timeout=60)[1]
+    assert process.returncode == code, printed
+    assert f"go on with: train --resume {folder}" in printed
+    assert not (workspace / folder / ".lock").exists()
+
+
 def test_resuming_passes_over_a_damaged_checkpoint(workspace, unbroken):
     start_and_kill(workspace, "damaged", after="epoch=0001.ckpt")
     for name in ("epoch=0001.ckpt", "best.ckpt"):
         file = workspace / "damaged" / "checkpoints" / name
         file.write_bytes(file.read_bytes()[:-200])
-    result = run(workspace, "alpha", "train", "--resume", "damaged", "--model.slow", "0")
+    result = run(workspace, "alpha", "train", "--resume", "damaged")
     assert result.returncode == 0, result.stderr
     said = " ".join(result.stderr.split())
     assert "epoch=0001.ckpt is truncated" in said
@@ -140,6 +156,8 @@ def test_wandb_without_a_key_writes_offline_and_asks_nothing(workspace):
         (("--run_dir", "/dev/null/run"), "/dev/null/run: Not a directory"),
         (("--seed_everything", "-1"), "seed must lie in"),
         (("--model.fail_at", "0", "--run_dir", "failed"), "the data of this epoch is bad"),
+        (("--resume", "unbroken", "--model.lr", "1"), "a resumed run keeps its settings"),
+        (("--trainer.devices", "0"), "trainer: "),
         (("--run_dir", "unbroken"), "the run folder unbroken is not empty; resume it with --resume unbroken"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
@@ -192,6 +210,16 @@ def test_the_hash_changes_with_a_minor_release_and_not_with_a_patch(monkeypatch)
         monkeypatch.setattr("shared.papercli.package_version", lambda _, release=release: release)
         hashes.append(config_hash({"model": {"lr": 1}}, "alpha"))
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_run_folder_belongs_to_one_process_at_a_time(tmp_path):
+    with claimed(tmp_path):
+        assert new_run_folder("alpha", 0, tmp_path) == tmp_path  # the lock alone does not make it taken
+        with pytest.raises(ValueError, match="another process is writing to this run"), claimed(tmp_path):
+            pass
+    with claimed(tmp_path):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_taken_folder_name_gets_a_counter_and_last_is_the_newest(tmp_path, monkeypatch):

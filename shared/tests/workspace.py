@@ -33,6 +33,8 @@ def main(argv=None):
 """
 
 MODULE = """
+import os
+import time
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, TensorDataset
@@ -46,21 +48,18 @@ class TinyModule(LightningModule):
     Args:
         lr: learning rate.
         fail_at: raise in this epoch; -1 never.
-        slow: seconds to sleep in each step.
     '''
 
-    def __init__(self, lr: float = 0.05, fail_at: int = -1, slow: float = 0.0, seed: int = 0):
+    def __init__(self, lr: float = 0.05, fail_at: int = -1, seed: int = 0):
         super().__init__()
-        self.lr, self.fail_at, self.slow = lr, fail_at, slow
+        self.lr, self.fail_at = lr, fail_at
         self.net = torch.nn.Linear(4, 1)
         self.val_loss, self.mean, self.count = MeanMetric(), MeanMetric(), SumMetric()
 
     def training_step(self, batch, index):
         if self.current_epoch == self.fail_at:
             raise ValueError("the data of this epoch is bad")
-        if self.slow:
-            import time
-            time.sleep(self.slow)
+        time.sleep(float(os.environ.get("TINY_SECONDS_A_STEP", 0)))
         x, y = batch
         loss = ((self.net(x + 0.1 * torch.randn_like(x)) - y) ** 2).mean()
         self.log("train/loss", loss)

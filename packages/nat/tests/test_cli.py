@@ -261,11 +261,28 @@ def test_an_adversary_trained_beforehand_gives_the_run_that_trains_it_itself():
     assert main(["train", *TINY, "--run_dir", "itself"]) == 0
     assert main(["train-adversary", *TINY, "--run_dir", "before"]) == 0
     assert not Path("before/test.json").exists()  # there is no target to test
-    given = Path("before/weights.safetensors")
+    given = Path("before/adversary/weights.safetensors")
     assert given.read_bytes() == Path("itself/adversary/weights.safetensors").read_bytes()
     assert main(["train", *TINY, "--model.adversary.checkpoint", str(given), "--run_dir", "given"]) == 0
     assert not Path("given/adversary").exists()
     assert_same(weights("itself"), weights("given"))
+    assert main(["train", "--resume", "before"]) == 0  # the second phase of the same run
+    assert_same(weights("itself"), weights("before"))
+
+
+@pytest.mark.parametrize("option", ["--model.adversary.state=random", "--model.adversary.checkpoint=w.safetensors"])
+def test_there_is_nothing_to_train_for_an_adversary_that_is_given(option, capsys):
+    assert main(["train-adversary", *TINY, option]) == 2
+    assert "there is nothing to train" in capsys.readouterr().err
+
+
+def test_a_users_callbacks_and_limits_are_for_the_target():
+    stop = "[{class_path: EarlyStopping, init_args: {monitor: train/loss, mode: min, patience: 0}}]"
+    assert main(["train", *TINY, "--trainer.callbacks", stop, "--trainer.max_steps", "1", "--run_dir", "limited"]) == 0
+    reference = [*TINY, "--run_dir", "unlimited"]
+    assert main(["train", *reference]) == 0
+    files = [Path(run, "adversary/weights.safetensors").read_bytes() for run in ("limited", "unlimited")]
+    assert files[0] == files[1]
 
 
 def test_a_runs_checkpoint_serves_as_adversary():
@@ -315,7 +332,13 @@ GIVEN = "--model.adversary.checkpoint"
         ((GIVEN, "evil.pt.ckpt"), "evil.pt.ckpt is refused: it holds"),
         ((GIVEN, "classes.safetensors"), "the adversary classes.safetensors does not fit"),
         ((GIVEN, "network.safetensors"), "the adversary network.safetensors does not fit"),
-        (("--resume", "nowhere"), "nowhere is no run folder"),
+        (("--model.optim.lr", "-1"), "optim.lr must be > 0, got -1.0"),
+        (("--model.adversary.epochs", "-1"), "adversary.epochs must be >= 1, got -1"),
+        (("--model.awp_gamma", "-1"), "awp_gamma must be >= 0, got -1.0"),
+        (("--model.max_divergence", "0"), "max_divergence must be > 0, got 0"),
+        (("--model.val_steps", "-1"), "val_steps must be >= 0, got -1"),
+        (("--model.num_classes", "-1"), "num_classes must be >= 2, got -1"),
+        (("--trainer.devices", "0"), "trainer: "),
         (("--config", "nowhere"), "there is no config 'nowhere': give a YAML file or one of"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -334,17 +357,18 @@ def test_bad_settings_end_in_one_sentence_and_leave_no_run(options, message, cap
     assert not Path("bad").exists()
 
 
-def test_a_run_that_collapses_says_so_and_goes_on_with_its_adversary_when_resumed(capsys):
+def test_a_run_that_collapses_says_so_and_leaves_an_adversary_to_reuse(capsys):
     assert main(["train", *TINY, "--model.max_divergence", "1e-9", "--run_dir", "stopped"]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "exceeds max_divergence 1e-09: the target earns more by differing from the adversary" in said
     assert "go on with: train --resume stopped" in said
     assert not Path("stopped/test.json").exists()
-    written = Path("stopped/adversary/weights.safetensors").stat().st_mtime_ns
-    assert main(["train", "--resume", "stopped", "--model.max_divergence", "100"]) == 0
-    assert Path("stopped/adversary/weights.safetensors").stat().st_mtime_ns == written
+    assert main(["train", "--resume", "stopped", "--model.max_divergence", "100"]) == 2
+    assert "a resumed run keeps its settings" in capsys.readouterr().err
+    reuse = ["--model.adversary.checkpoint", "stopped/adversary/weights.safetensors"]
+    assert main(["train", *TINY, *reuse, "--run_dir", "again"]) == 0
     assert main(["train", *TINY, "--run_dir", "unstopped"]) == 0
-    assert_same(weights("unstopped"), weights("stopped"))
+    assert_same(weights("unstopped"), weights("again"))
 
 
 @pytest.mark.parametrize(
@@ -359,7 +383,7 @@ def test_a_run_that_collapses_says_so_and_goes_on_with_its_adversary_when_resume
         (("attack", "three.png", "--run", "tiny", "--eps", "2"), "eps must be a number or fraction in [0, 1]"),
         (("evaluate", "nowhere"), "nowhere is no run folder: it has no config.yaml"),
         (("evaluate", "tiny", "--attacks", "fog"), "attacks must be names out of"),
-        (("evaluate", "tiny", "--accelerator", "abacus"), "accelerator must be cpu, cuda, mps or auto, got 'abacus'"),
+        (("evaluate", "tiny", "--accelerator", "abacus"), "accelerator must be auto or, on this machine, cpu"),
         (("evaluate", "tiny", "--select", "nowhere.ckpt"), "there is no checkpoint nowhere.ckpt"),
         (("export", "nowhere", "out.pt"), "nowhere is no run folder"),
         (("test", "tiny", "--select", "evil.ckpt"), "evil.ckpt is refused"),

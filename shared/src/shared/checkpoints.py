@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from safetensors import SafetensorError, safe_open
@@ -140,7 +141,7 @@ def load(path: Path, *, package: str | None = None, map_location: Any = None, mm
 def newest(folder: Path, *, package: str | None = None, warn: Callable[[str], None] = print) -> Path:
     """Find the checkpoint to resume from: the readable one with the most steps.
 
-    Damaged and foreign files are passed over with a warning. Leftovers of an interrupted write are removed.
+    Damaged and foreign files are passed over with a warning; nothing is changed.
 
     Args:
         folder: where a run keeps its checkpoints.
@@ -153,25 +154,32 @@ def newest(folder: Path, *, package: str | None = None, warn: Callable[[str], No
     Raises:
         FileNotFoundError: if no file in the folder is good.
     """
-    for leftover in folder.glob(".*.tmp"):
-        leftover.unlink(missing_ok=True)
     progress: dict[Path, tuple[int, bool]] = {}
     passed_over = False
     for path in sorted(folder.glob("*.ckpt")):
         try:
-            checkpoint = load(path, package=package, map_location="cpu", mmap=True)
+            step = load(path, package=package, map_location="cpu", mmap=True).get("global_step", 0)
+            if not isinstance(step, int):
+                raise CheckpointError(f"{path} has no number of steps, but {step!r}")
         except CheckpointError as error:
             passed_over = True
             warn(str(error))
         else:
-            # best.ckpt is written before the epoch has ended
-            progress[path] = (int(checkpoint.get("global_step", 0)), path.stem != "best")
+            progress[path] = (step, path.stem != "best")  # best.ckpt is written before the epoch has ended
     if not progress:
         raise FileNotFoundError(f"there is no usable checkpoint in {folder}")
     best = max(progress, key=lambda path: progress[path])
     if passed_over:
         warn(f"falling back to {best}")
     return best
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what interrupted writes left in a folder; the files of processes that still run are kept."""
+    for file in folder.glob(".*.tmp"):
+        process = file.name.split(".")[-2]
+        if not (process.isdigit() and psutil.pid_exists(int(process))):
+            file.unlink(missing_ok=True)
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path, manifest: Manifest) -> None:

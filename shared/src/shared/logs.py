@@ -149,11 +149,14 @@ class CSVMetrics(Logger):
     def _read(self, before: int) -> None:
         if not self.path.is_file():
             return
-        with self.path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            self._columns = list(reader.fieldnames or ["step"])
-            rows = [{k: v for k, v in row.items() if v} for row in reader]
-        self._rows = {int(row["step"]): row for row in rows if int(row["step"]) < before}
+        try:
+            with self.path.open(newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file)
+                rows = [{name: value for name, value in row.items() if value} for row in reader]
+            self._rows = {int(row["step"]): row for row in rows if int(row["step"]) < before}
+        except (csv.Error, ValueError, KeyError) as error:
+            raise ValueError(f"{self.path} is damaged: move it away to go on without it ({error})") from error
+        self._columns = list(reader.fieldnames or ["step"])
 
 
 class EpochLine(Callback):

@@ -15,10 +15,12 @@ import json
 import logging
 import os
 import shutil
+import signal
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -28,12 +30,23 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from shared import logs, seeding
-from shared.checkpoints import AtomicCheckpointIO, Manifest, atomic_write, newest
+from shared.checkpoints import (
+    AtomicCheckpointIO,
+    CheckpointError,
+    Manifest,
+    atomic_write,
+    load,
+    newest,
+    remove_leftovers,
+)
 from shared.records import package_version
+from shared.runs import checkpoint_of, claimed, dated, find_run, new_run_folder, run_config
 
 RUN_VARIABLE = "PAPERS_RUN"  # tells the processes that Lightning starts for DDP the run folder of rank zero
+TERMINATED = 128 + signal.SIGTERM
 KEPT_EPOCHS = 2  # checkpoints of the last epochs; the second is what a run falls back to if the first is damaged
 # What a result does not depend on, or what is recorded beside it.
 UNHASHED = {"seed_everything", "run_dir", "logger", "config"}
@@ -54,6 +67,30 @@ class StepSeed(Callback):
     def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
         """Seed for the batch that begins."""
         seeding.seed_step(self.seed, trainer.global_step, trainer.global_rank)
+
+
+class EndTestOnSigterm(Callback):
+    """Let SIGTERM end a test at once: Lightning looks for it between training batches only."""
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Replace Lightning's handler, which it puts back when the test ends."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+
+
+@contextmanager
+def ended_by_signals(trainer: Trainer) -> Iterator[None]:
+    """Turn Lightning's exits after Ctrl-C and SIGTERM into KeyboardInterrupt and the shell's code 143."""
+    try:
+        yield
+    except SIGTERMException:
+        sys.exit(TERMINATED)
+    except SystemExit:
+        if trainer.interrupted:
+            raise KeyboardInterrupt from None
+        raise
+    if trainer.interrupted:
+        raise KeyboardInterrupt
 
 
 def config_hash(config: Mapping[str, Any], package: str) -> str:
@@ -124,13 +161,25 @@ class PaperCLI(LightningCLI):
         Returns:
             The test metrics.
         """
+        return cls.of_arguments(argv).fit_and_test()
+
+    @classmethod
+    def of_arguments(cls, argv: Sequence[str]) -> Self:
+        """Build a new run, or with `--resume RUN` an earlier one, which keeps its model, data and seed.
+
+        Raises:
+            ValueError: if a resumed run is given other settings than those of the trainer and logger.
+        """
         arguments, options = _take(argv, "--resume")
         arguments = ["--help" if word == "--help_all" else word for word in arguments]
-        resume = options.get("--resume")
-        if resume is not None and _is_child():
-            resume = os.environ[RUN_VARIABLE]
-        run = find_run(cls.paper, resume) if resume is not None else None
-        return cls(arguments, run=run).fit_and_test()
+        if "--resume" not in options:
+            return cls(arguments)
+        for word in arguments:
+            if word.startswith(("--", "-c")) and not word.startswith(("--trainer.", "--logger", "--print_c", "--help")):
+                raise ValueError(
+                    f"a resumed run keeps its settings; only --trainer.KEY and --logger can change: {word}"
+                )
+        return cls(arguments, run=find_run(cls.paper, os.environ[RUN_VARIABLE] if _is_child() else options["--resume"]))
 
     @classmethod
     def test(cls, argv: Sequence[str]) -> dict[str, float]:
@@ -221,7 +270,10 @@ class PaperCLI(LightningCLI):
         """Build model and data; the trainer waits until the run folder is there."""
         if self.parse_only:
             return
-        self.config_init = self.parser.instantiate_classes(self.config)
+        try:
+            self.config_init = self.parser.instantiate_classes(self.config)
+        except TypeError as error:  # a section that is null, or of another type than the class takes
+            raise ValueError(f"the settings do not fit the model or data: {error}") from error
         self.datamodule, self.model = self.config_init["data"], self.config_init["model"]
 
     def settings_hash(self) -> str:
@@ -243,25 +295,25 @@ class PaperCLI(LightningCLI):
         Returns:
             The test metrics; they are also printed, and written to `test.json` in the run folder.
         """
+        self.make_trainer(None)  # refuses bad options before a folder is made and a first phase is trained
         with self.run_folder():
             resume_from = None
-            if self.resumed_run is not None:
-                with_weights = list(self.checkpoint_folder.glob("*.ckpt"))
-                if with_weights:
-                    resume_from = newest(self.checkpoint_folder, package=self.paper, warn=log.warning)
-                    log.info("resuming from %s", resume_from)
-            self.before_fit()
+            if self.resumed_run is not None and any(self.checkpoint_folder.glob("*.ckpt")):
+                resume_from = newest(self.checkpoint_folder, package=self.paper, warn=log.warning)
+                log.info("resuming from %s", resume_from)
+            if resume_from is None:
+                self.before_fit()
             self.trainer = self.make_trainer(self.checkpoint_folder)
-            self.trainer.fit(self.model, self.datamodule, ckpt_path=resume_from)
-            if self.trainer.interrupted:
-                raise KeyboardInterrupt
+            with ended_by_signals(self.trainer):
+                self.trainer.fit(self.model, self.datamodule, ckpt_path=resume_from)
             return self.run_test()
 
     def run_test(self) -> dict[str, float]:
         """Test the model as it is; print the metrics and, in a run folder, write them to `test.json`."""
         if not hasattr(self, "trainer"):
             self.trainer = self.make_trainer(None)
-        found = self.trainer.test(self.model, self.datamodule, verbose=False)
+        with ended_by_signals(self.trainer):
+            found = self.trainer.test(self.model, self.datamodule, verbose=False)
         results = found[0] if found else {}
         metrics = {name.removeprefix("test/"): float(value) for name, value in results.items()}
         metrics |= self.after_test()
@@ -285,12 +337,10 @@ class PaperCLI(LightningCLI):
 
     def load_weights(self, checkpoint: Path) -> None:
         """Load the model's weights, whole, from a checkpoint of this package."""
-        from shared.checkpoints import CheckpointError, load
-
-        state = load(checkpoint, package=self.paper, map_location="cpu")["state_dict"]
+        state = load(checkpoint, package=self.paper, map_location="cpu").get("state_dict")
         try:
             self.model.load_state_dict(state)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError, AttributeError) as error:
             reason = str(error).split("\n\t")[1].strip() if "\n\t" in str(error) else str(error)
             raise CheckpointError(f"{checkpoint} does not fit the model: {reason}") from error
 
@@ -302,7 +352,11 @@ class PaperCLI(LightningCLI):
             overrides: trainer arguments that replace those of the settings.
         """
         settings = {**self.config_init["trainer"], **overrides}
-        callbacks = [*(settings.pop("callbacks", None) or []), StepSeed(self.config.seed_everything)]
+        callbacks = [
+            *(settings.pop("callbacks", None) or []),
+            StepSeed(self.config.seed_everything),
+            EndTestOnSigterm(),
+        ]
         plugins = settings.pop("plugins", None) or []
         plugins = [*plugins] if isinstance(plugins, list) else [plugins]
         manifest = Manifest.of(self.paper, self.settings_hash())
@@ -320,14 +374,15 @@ class PaperCLI(LightningCLI):
             if settings.get("enable_checkpointing") is not False:
                 callbacks += self._checkpoint_callbacks(checkpoints)
         root = str(checkpoints.parent if checkpoints is not None else Path.cwd())
-        return Trainer(
-            **{
-                **settings,
-                "default_root_dir": root,
-                "callbacks": callbacks,
-                "plugins": [*plugins, AtomicCheckpointIO(manifest)],
-            }
-        )
+        settings |= {
+            "default_root_dir": root,
+            "callbacks": callbacks,
+            "plugins": [*plugins, AtomicCheckpointIO(manifest)],
+        }
+        try:
+            return Trainer(**settings)
+        except (MisconfigurationException, TypeError, RuntimeError) as error:
+            raise ValueError(f"trainer: {' '.join(str(error).split())}") from error
 
     def _checkpoint_callbacks(self, folder: Path) -> list[Callback]:
         last = ModelCheckpoint(
@@ -348,32 +403,33 @@ class PaperCLI(LightningCLI):
 
         A new folder is removed again if the run fails before its first checkpoint.
         """
-        given = self.config.run_dir
+        given, seed = self.config.run_dir, self.config.seed_everything
         if _is_child():
             self.run_dir = Path(os.environ[RUN_VARIABLE])
         elif self.resumed_run is not None:
             self.run_dir = self.resumed_run
         elif _is_first():
-            self.run_dir = new_run_folder(self.paper, self.config.seed_everything, given)
+            self.run_dir = new_run_folder(self.paper, seed, given)
         else:
-            self.run_dir = Path(given) if given else _dated(self.paper, self.config.seed_everything)
+            self.run_dir = Path(given) if given else dated(self.paper, seed)
         if _is_child() or not _is_first():
             yield
             return
-        os.environ[RUN_VARIABLE] = str(self.run_dir.resolve())
-        try:
-            if self.resumed_run is None:
+        with claimed(self.run_dir):
+            os.environ[RUN_VARIABLE] = str(self.run_dir.resolve())
+            try:
+                remove_leftovers(self.checkpoint_folder)
                 with atomic_write(self.run_dir / "config.yaml") as file:
                     file.write(self.parser.dump(self.config, skip_none=False, format="yaml").encode())
-            yield
-        except BaseException:
-            if self.resumed_run is None and not any(self.run_dir.rglob("*.ckpt")):
-                shutil.rmtree(self.run_dir, ignore_errors=True)
-            elif not self.quiet:
-                log.warning("unfinished; go on with: train --resume %s", self.run_dir)
-            raise
-        finally:
-            os.environ.pop(RUN_VARIABLE, None)
+                yield
+            except BaseException:
+                if self.resumed_run is None and not any(self.run_dir.rglob("*.ckpt")):
+                    shutil.rmtree(self.run_dir, ignore_errors=True)
+                elif not self.quiet:
+                    log.warning("unfinished; go on with: train --resume %s", self.run_dir)
+                raise
+            finally:
+                os.environ.pop(RUN_VARIABLE, None)
 
     def _resolve_configs(self, args: Sequence[str]) -> list[str]:
         """Replace the bare names behind `--config` with the package's files."""
@@ -392,6 +448,7 @@ class PaperCLI(LightningCLI):
 
         Raises:
             FileNotFoundError: if there is neither; the message lists the package's names.
+        ValueError: if the file holds no settings.
         """
         from importlib.resources import files
 
@@ -400,77 +457,20 @@ class PaperCLI(LightningCLI):
         if own.is_file():
             return own
         if Path(name).is_file():
+            check_config(Path(name))
             return Path(name)
         names = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
         raise FileNotFoundError(f"there is no config {name!r}: give a YAML file or one of {names}")
 
 
-def new_run_folder(paper: str, seed: int, given: str | Path | None = None) -> Path:
-    """Make a folder that no other run has: `given`, or `runs/PAPER/DATE-TIME-SEED` with a counter if taken.
-
-    Raises:
-        FileExistsError: if `given` exists and is not empty.
-        OSError: if the folder cannot be made.
-    """
-    if given is not None:
-        folder = Path(given)
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise FileExistsError(f"the run folder {folder} is not empty; resume it with --resume {folder}")
-        return folder
-    first = _dated(paper, seed)
-    first.parent.mkdir(parents=True, exist_ok=True)
-    counter = 1
-    while True:
-        folder = first if counter == 1 else first.with_name(f"{first.name}.{counter}")
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            counter += 1
-        else:
-            return folder
-
-
-def _dated(paper: str, seed: int) -> Path:
-    return Path("runs", paper, f"{datetime.now():%Y%m%d-%H%M%S}-{seed}")
-
-
-def find_run(paper: str, run: str | Path) -> Path:
-    """Find a run folder.
-
-    Args:
-        paper: the package's name.
-        run: a folder, or `last` for the newest under `runs/PAPER`.
-
-    Raises:
-        FileNotFoundError: if it is no run folder.
-    """
-    if str(run) == "last":
-        runs = sorted(file.parent for file in Path("runs", paper).glob("*/config.yaml"))
-        if not runs:
-            raise FileNotFoundError(f"there is no run under {Path('runs', paper)}")
-        return runs[-1]
-    run_config(Path(run))
-    return Path(run)
-
-
-def run_config(run: Path) -> Path:
-    """Return the settings file of a run folder; FileNotFoundError if it has none."""
-    file = run / "config.yaml"
-    if not file.is_file():
-        raise FileNotFoundError(f"{run} is no run folder: it has no config.yaml")
-    return file
-
-
-def checkpoint_of(run: Path, paper: str, select: str = "last") -> Path:
-    """Choose a checkpoint of a run: `last` (the newest readable), `best`, or a file of the user's.
-
-    Raises:
-        FileNotFoundError: if it is not there.
-    """
-    if select == "last":
-        return newest(run / "checkpoints", package=paper, warn=log.warning)
-    return run / "checkpoints" / "best.ckpt" if select == "best" else Path(select)
+def check_config(file: Path) -> None:
+    """Raise ValueError unless a file is YAML that maps names to settings."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} cannot be read as YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must map names to settings, got {type(content).__name__}")
 
 
 def _is_child() -> bool:

@@ -28,7 +28,7 @@ def test_two_runs_of_one_seed_are_equal_and_those_of_two_seeds_are_not(tmp_path)
 
 
 def torch_weights(run):
-    from shared.papercli import checkpoint_of
+    from shared.runs import checkpoint_of
     from torch import load
 
     return load(checkpoint_of(run, "NAME"), weights_only=True)["state_dict"]["model.weight"]

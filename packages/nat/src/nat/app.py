@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from shared.checkpoints import CheckpointError, Manifest, load_weights, newest, save_weights
-from shared.papercli import PaperCLI
+from shared.papercli import PaperCLI, ended_by_signals
 from torch import Tensor
 
 from nat.attack import attack_mode, margin
@@ -39,15 +39,21 @@ class NATCLI(PaperCLI):
     @classmethod
     def adversary_only(cls, argv: Sequence[str]) -> None:
         """Train the adversary alone and say where its weights are: the verb `train-adversary`."""
-        cli = cls(argv)
+        cli = cls.of_arguments(argv)
+        settings = cli.model.adversary_settings
         if cli.model.adversary is None:
             raise ValueError("these settings need no adversary: model.method must be nat and model.omega above 0")
+        if settings.checkpoint is not None or settings.state == "random":
+            raise ValueError("there is nothing to train: model.adversary names a checkpoint, or its state is random")
+        cli.make_trainer(None)  # refuses bad options before the folder is made
         with cli.run_folder():
-            cli.train_adversary(cli.run_dir)
-        log.info("use it with: --model.adversary.checkpoint %s", cli.run_dir / WEIGHTS)
+            cli.before_fit()
+        log.info("use it with: --model.adversary.checkpoint %s", cli.run_dir / "adversary" / WEIGHTS)
+        log.info("or go on to the target with: train --resume %s", cli.run_dir)
 
     def before_fit(self) -> None:
         """Give the target its adversary (Sec. 3.2, step 1)."""
+        self.datamodule.setup()  # a missing file of the test set is noticed now, not after the training
         if self.model.adversary is None:
             return
         settings = self.model.adversary_settings
@@ -108,10 +114,11 @@ class NATCLI(PaperCLI):
         if any(checkpoints.glob("*.ckpt")):
             resume_from = newest(checkpoints, package=self.paper, warn=log.warning)
         log.info("training the adversary (%s, %d epochs)", settings.state, settings.epochs)
-        trainer = self.make_trainer(checkpoints, max_epochs=settings.epochs)
-        trainer.fit(trainee, self.datamodule, ckpt_path=resume_from)
-        if trainer.interrupted:
-            raise KeyboardInterrupt
+        # The user's callbacks have a state, and with the limits of the training they are meant for the target.
+        no_limits = {"min_epochs": None, "max_steps": -1, "min_steps": None, "max_time": None}
+        trainer = self.make_trainer(checkpoints, callbacks=None, max_epochs=settings.epochs, **no_limits)
+        with ended_by_signals(trainer):
+            trainer.fit(trainee, self.datamodule, ckpt_path=resume_from)
         assert target.adversary is not None
         target.adversary.load_state_dict(trainee.model.state_dict())
         if trainer.is_global_zero:

@@ -15,7 +15,7 @@ from shared.seeding import generator
 from torch import Tensor
 from torchmetrics import MeanMetric, SumMetric
 
-from nat.attack import margin, pgd
+from nat.attack import attack_mode, margin, pgd
 from nat.attack_suite import parse_attacks, parse_eps
 from nat.awp import WeightPerturbation
 from nat.baselines import Method, NastyOn, Objective, Terms, Threat, build_objective
@@ -27,6 +27,16 @@ from nat.models import Arch, create_model
 log = logging.getLogger(__name__)
 
 Batch = tuple[Tensor, Tensor]  # images (B, C, H, W) in [0, 1], labels (B,)
+
+
+def check_range(
+    name: str, value: float, *, least: float = -math.inf, above: float = -math.inf, below: float = math.inf
+) -> None:
+    """Raise ValueError unless least <= value, above < value < below."""
+    if not (least <= value and above < value < below):
+        bounds = [f">= {least:g}"] * (least > -math.inf) + [f"> {above:g}"] * (above > -math.inf)
+        bounds += [f"< {below:g}"] * (below < math.inf)
+        raise ValueError(f"{name} must be {' and '.join(bounds)}, got {value}")
 
 
 @dataclass
@@ -51,6 +61,14 @@ class Optimisation:
     milestones: list[int] = field(default_factory=lambda: [100, 105])
     decay: float = 0.1
 
+    def __post_init__(self) -> None:
+        check_range("optim.lr", self.lr, above=0)
+        check_range("optim.momentum", self.momentum, least=0, below=1)
+        check_range("optim.weight_decay", self.weight_decay, least=0)
+        check_range("optim.decay", self.decay, above=0)
+        if any(epoch < 1 for epoch in self.milestones):
+            raise ValueError(f"optim.milestones must be epochs of at least 1, got {self.milestones}")
+
 
 @dataclass
 class Adversary:
@@ -69,6 +87,9 @@ class Adversary:
     arch: Arch | None = None
     epochs: int = 160
     optim: Optimisation = field(default_factory=lambda: Optimisation(milestones=[80, 120]))
+
+    def __post_init__(self) -> None:
+        check_range("adversary.epochs", self.epochs, least=1)
 
 
 class NATModule(LightningModule):
@@ -139,6 +160,13 @@ class NATModule(LightningModule):
         eps = parse_eps(eps)
         alpha = parse_eps(alpha) if alpha is not None else eps / 4
         check_options(omega=omega, temperature=temperature, kl_cap=kl_cap)
+        check_range("num_classes", num_classes, least=2)
+        check_range("image_size", 1 if image_size is None else image_size, least=1)
+        check_range("max_divergence", 1 if max_divergence is None else max_divergence, above=0)
+        for name, value in (("omega_warmup", omega_warmup), ("eps_warmup", eps_warmup), ("awp_warmup", awp_warmup)):
+            check_range(name, value, least=0)
+        check_range("val_steps", val_steps, least=0)
+        check_range("awp_gamma", awp_gamma, least=0)
         self.method, self.arch, self.seed = method, arch, seed
         self.num_classes, self.in_channels, self.image_size = num_classes, in_channels, image_size
         self.omega, self.temperature, self.omega_warmup = omega, temperature, omega_warmup
@@ -209,6 +237,15 @@ class NATModule(LightningModule):
             ours, theirs = getattr(self, name), getattr(data, name, None)
             if theirs is not None and ours != theirs:
                 raise ValueError(f"model.{name} is {ours}, but the data has {theirs}: set --model.{name} {theirs}")
+        if (shape := getattr(data, "image_shape", None)) is not None:
+            try:
+                with attack_mode(self.model), torch.no_grad():
+                    self.model(torch.zeros(1, *shape, device=self.device))
+            except (RuntimeError, AssertionError) as error:  # a linear layer's, or timm's own check
+                raise ValueError(
+                    f"model.arch {self.arch} does not take images of {shape[1]} x {shape[2]}: set --model.image_size "
+                    "to their side, or choose another network"
+                ) from error
 
     def prepare(self, batch: Batch) -> Batch:
         """Check a batch where it enters, and lay its images out as the network's weights are."""
@@ -323,13 +360,26 @@ class NATModule(LightningModule):
             )
         match o.schedule:
             case "onecycle":
-                steps = int(self.trainer.estimated_stepping_batches)
+                planned = self.trainer.estimated_stepping_batches
+                if not math.isfinite(planned):
+                    raise ValueError("optim.schedule onecycle needs an end: set --trainer.max_epochs")
+                steps = int(planned)
                 scheduler: Any = torch.optim.lr_scheduler.OneCycleLR(optimizer, o.lr, total_steps=steps)
                 return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
             case "multistep":
                 scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, o.milestones, o.decay)
                 return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "epoch"}}
         return {"optimizer": optimizer}
+
+    def on_train_start(self) -> None:
+        """Refuse to go on beyond the end that a one-cycle schedule was made for."""
+        schedule = self.lr_schedulers()
+        planned = int(getattr(schedule, "total_steps", 0))
+        if planned and planned < self.trainer.estimated_stepping_batches:
+            raise ValueError(
+                f"the one-cycle schedule of this run ends after {planned} steps, so it cannot be made longer: start a "
+                "new run with the larger --trainer.max_epochs"
+            )
 
     def on_fit_start(self) -> None:
         """Look at the adversary: set the collapse guard, and warn if the nasty term is too strong (Sec. 3.4)."""
@@ -348,7 +398,8 @@ class NATModule(LightningModule):
         risk = collapse_risk(logits, self.omega, self.temperature)
         # Every process must hold the same bound, or one would stop and the others wait for it.
         start, risk = self.trainer.strategy.broadcast((max(innocent), risk))
-        self.divergence_bound = self.max_divergence or COLLAPSE_FACTOR * start
+        bound = self.max_divergence
+        self.divergence_bound = COLLAPSE_FACTOR * start if bound is None else bound
         if risk > 1 and self.trainer.is_global_zero:
             log.warning(
                 "omega %g at temperature %g may overpower cross-entropy: its reward for a wrong prediction is "

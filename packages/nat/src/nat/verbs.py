@@ -13,7 +13,7 @@ from PIL import Image
 from rich.table import Table
 from shared.checkpoints import Manifest, atomic_write, save_weights
 from shared.logs import console, metrics_table
-from shared.papercli import find_run
+from shared.runs import find_run
 from shared.seeding import generator
 from torch import Tensor
 from torchvision.transforms import v2
@@ -121,6 +121,8 @@ def predict(folder: Path, run: str, select: str, out: Path | None) -> None:
 
 def diagnose(runs: list[str], labels: list[str] | None, select: str, out: Path) -> None:
     """Draw probabilities, entropies, margins and boundary distances of several runs on their test set."""
+    if not runs:
+        raise ValueError("runs must name at least one run folder, as in [RUN,BASELINE_RUN]")
     labels = labels or [Path(run).name for run in runs]
     if len(labels) != len(runs) or len(set(labels)) != len(labels):
         raise ValueError(f"labels must be {len(runs)} different names, got {', '.join(labels)}")
@@ -160,10 +162,12 @@ def pick_device(accelerator: str) -> torch.device:
     if accelerator == "auto":
         found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return found or torch.device("cpu")
-    try:
-        return torch.device({"gpu": "cuda"}.get(accelerator, accelerator))
-    except RuntimeError as error:
-        raise ValueError(f"accelerator must be cpu, cuda, mps or auto, got {accelerator!r}") from error
+    name = {"gpu": "cuda"}.get(accelerator, accelerator)
+    usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not usable.get(name, False):
+        usable_names = ", ".join(key for key, value in usable.items() if value)
+        raise ValueError(f"accelerator must be auto or, on this machine, {usable_names}; got {accelerator!r}")
+    return torch.device(name)
 
 
 def test_batches(cli: NATCLI) -> Any:
