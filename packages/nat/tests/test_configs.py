@@ -13,7 +13,7 @@ from nat.app import NATCLI
 from nat.cli import PAPER
 from nat.models import Classifier, WideResNet, create_model
 from nat.module import Adversary, NATModule, Optimisation
-from shared.cli import config_summaries
+from shared.verbs import config_summaries
 from torch.utils.data import DataLoader
 
 CONFIGS = sorted((Path(nat.__file__).parent / "configs").glob("*.yaml"))
