@@ -32,11 +32,11 @@ Batch = tuple[Tensor, Tensor]  # images (B, C, H, W) in [0, 1], labels (B,)
 def check_range(
     name: str, value: float, *, least: float = -math.inf, above: float = -math.inf, below: float = math.inf
 ) -> None:
-    """Raise ValueError unless least <= value, above < value < below."""
+    """Raise ValueError unless least <= value, above < value < below, which excludes infinity and NaN."""
     if not (least <= value and above < value < below):
         bounds = [f">= {least:g}"] * (least > -math.inf) + [f"> {above:g}"] * (above > -math.inf)
         bounds += [f"< {below:g}"] * (below < math.inf)
-        raise ValueError(f"{name} must be {' and '.join(bounds)}, got {value}")
+        raise ValueError(f"{name} must be a finite number {' and '.join(bounds)}, got {value}")
 
 
 @dataclass
