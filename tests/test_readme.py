@@ -69,7 +69,9 @@ def test_the_table_has_a_row_for_what_was_measured_and_none_for_the_rest(workspa
 
 
 def test_a_check_names_what_is_out_of_date_and_changes_nothing(workspace, capsys):
-    before = {file: file.read_bytes() for file in workspace.rglob("*") if file.is_file() and "__pycache__" not in file.parts}
+    before = {
+        file: file.read_bytes() for file in workspace.rglob("*") if file.is_file() and "__pycache__" not in file.parts
+    }
     assert main(["--check", "--root", str(workspace)]) == 1
     named = {line.removeprefix("out of date: ") for line in capsys.readouterr().out.splitlines()}
     assert named == {
@@ -78,7 +80,9 @@ def test_a_check_names_what_is_out_of_date_and_changes_nothing(workspace, capsys
         "packages/toy/results/results.md",
         "packages/toy/results/results.png",
     }
-    assert {file: file.read_bytes() for file in workspace.rglob("*") if file.is_file() and "__pycache__" not in file.parts} == before
+    assert {
+        file: file.read_bytes() for file in workspace.rglob("*") if file.is_file() and "__pycache__" not in file.parts
+    } == before
 
 
 def test_writing_twice_changes_nothing_and_a_changed_record_is_seen(workspace, capsys):
