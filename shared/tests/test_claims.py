@@ -228,7 +228,7 @@ def test_yaml_that_does_not_parse_or_would_run_code_is_refused(tmp_path):
     path = tmp_path / "claims.yaml"
     for text in ("- {id: [", "- !!python/object/apply:os.getcwd []"):
         path.write_text(text)
-        with pytest.raises(ValueError, match=r"claims\.yaml: not readable as YAML"):
+        with pytest.raises(ValueError, match=r"claims\.yaml cannot be read as YAML"):
             load_claims(path)
 
 

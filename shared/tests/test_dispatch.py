@@ -136,11 +136,18 @@ def test_the_working_directory_chooses_without_a_name(workspace):
     assert "uv run --package alpha train" in result.stdout
 
 
-@pytest.mark.parametrize("words", [("train",), ("train", "gamma"), ("train", "--help")])
-def test_without_a_known_name_the_choices_are_listed(workspace, words):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train",), "train: which paper?"),
+        (("train", "--help"), "train: which paper?"),
+        (("train", "gamma"), "train: there is no paper 'gamma'"),
+    ],
+)
+def test_without_a_known_name_the_choices_are_listed(workspace, words, message):
     result = run(workspace, *words)
     assert result.returncode == 1
-    assert result.stderr.startswith("train: which paper?")
+    assert result.stderr.startswith(message)
     assert "alpha, beta" in result.stderr
 
 

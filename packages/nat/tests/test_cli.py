@@ -210,8 +210,12 @@ def test_predict_gives_the_models_output_for_each_picture_below_a_folder(capsys)
         assert float(row["probability"]) == pytest.approx(p.max().item(), rel=1e-4)
         assert float(row["entropy"]) == pytest.approx(-(p * p.log()).sum().item(), rel=1e-4)
         assert float(row["margin"]) == pytest.approx((first - second).item(), rel=1e-4)
-    assert main(["predict", "pictures", "--run", "tiny", "--out", "table.csv"]) == 0
+    Path("pictures/broken.png").write_text("no picture either")
+    assert main(["predict", "pictures", "--run", "tiny", "--out", "table.csv"]) == 2
     assert list(csv.DictReader(Path("table.csv").read_text().splitlines())) == rows
+    assert "1 of 3 pictures were left out: pictures/broken.png" in capsys.readouterr().err
+    assert main(["predict", "pictures", "--run", "tiny", "--out", "pictures"]) == 2
+    assert "out must name a file, got the folder pictures" in capsys.readouterr().err
 
 
 def test_diagnose_compares_runs(capsys):

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
+from shared.records import read_yaml
 
 if TYPE_CHECKING:
     from shared.records import Results
@@ -199,10 +199,7 @@ def load_claims(
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; claims are written down before the runs")
-    try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from error
+    entries = read_yaml(path)
     if not isinstance(entries, list):
         raise ValueError(f"{path}: expected a list of claims, got {type(entries).__name__}")
     allowed = {"better": methods, "than": methods, "setting": settings, "metric": metrics}

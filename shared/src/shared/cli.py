@@ -77,6 +77,8 @@ def find_paper(arguments: list[str], papers: Iterable[str]) -> tuple[str, list[s
         return project, arguments
     if len(names) == 1:
         return names[0], arguments
+    if arguments and not arguments[0].startswith("-"):
+        raise LookupError(f"there is no paper {arguments[0]!r}; choose one of: {choices}")
     raise LookupError(f"which paper? Use `uv run --package NAME train` or `train NAME`; the names are: {choices}")
 
 

@@ -42,7 +42,7 @@ from shared.checkpoints import (
     newest,
     remove_leftovers,
 )
-from shared.records import package_version
+from shared.records import package_version, read_yaml
 from shared.runs import checkpoint_of, claimed, dated, find_run, new_run_folder, run_config
 
 RUN_VARIABLE = "PAPERS_RUN"  # tells the processes that Lightning starts for DDP the run folder of rank zero
@@ -306,6 +306,8 @@ class PaperCLI(LightningCLI):
             self.trainer = self.make_trainer(self.checkpoint_folder)
             with ended_by_signals(self.trainer):
                 self.trainer.fit(self.model, self.datamodule, ckpt_path=resume_from)
+            if self.trainer.global_step == 0:
+                log.warning("the settings of the trainer left no step to make: the network is untrained")
             return self.run_test()
 
     def run_test(self) -> dict[str, float]:
@@ -448,7 +450,7 @@ class PaperCLI(LightningCLI):
 
         Raises:
             FileNotFoundError: if there is neither; the message lists the package's names.
-        ValueError: if the file holds no settings.
+            ValueError: if the file holds no settings.
         """
         from importlib.resources import files
 
@@ -465,10 +467,7 @@ class PaperCLI(LightningCLI):
 
 def check_config(file: Path) -> None:
     """Raise ValueError unless a file is YAML that maps names to settings."""
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} cannot be read as YAML: {' '.join(str(error).split())}") from error
+    content = read_yaml(file)
     if not isinstance(content, dict):
         raise ValueError(f"{file} must map names to settings, got {type(content).__name__}")
 

@@ -127,6 +127,16 @@ class Results:
         }
 
 
+def read_yaml(path: Path) -> Any:
+    """Read a YAML file; one that is none is a ValueError of one sentence that names it."""
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as YAML: {one_line(error)}") from error
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file in one step."""
     from shared.checkpoints import atomic_write  # brings torch with it, which reading does without

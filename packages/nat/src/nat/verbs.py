@@ -13,6 +13,7 @@ from PIL import Image
 from rich.table import Table
 from shared.checkpoints import Manifest, atomic_write, save_weights
 from shared.logs import console, metrics_table
+from shared.records import one_line
 from shared.runs import find_run
 from shared.seeding import generator
 from torch import Tensor
@@ -95,7 +96,9 @@ def attack(
 
 
 def predict(folder: Path, run: str, select: str, out: Path | None) -> None:
-    """Classify every picture below a folder."""
+    """Classify every picture below a folder; those that cannot be read are named at the end."""
+    if out is not None and out.is_dir():
+        raise IsADirectoryError(f"out must name a file, got the folder {out}")
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
     files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in PICTURES)
@@ -106,9 +109,15 @@ def predict(folder: Path, run: str, select: str, out: Path | None) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["file", "label", "probability", "entropy", "margin"])
+    unreadable: list[str] = []
     with attack_mode(cli.model.model), torch.no_grad():
         for file in files:
-            logits = cli.model.model(load_picture(file, cli))
+            try:
+                x = load_picture(file, cli)
+            except (OSError, ValueError) as error:
+                unreadable.append(one_line(error))
+                continue
+            logits = cli.model.model(x)
             top = logits.argmax(1)
             row = (logits.softmax(1)[0, top], entropy(logits), margin(logits, top))
             writer.writerow([file, names[int(top)], *(f"{value.item():.6g}" for value in row)])
@@ -117,6 +126,8 @@ def predict(folder: Path, run: str, select: str, out: Path | None) -> None:
     else:
         with atomic_write(out) as handle:
             handle.write(text.getvalue().encode())
+    if unreadable:
+        raise ValueError(f"{len(unreadable)} of {len(files)} pictures were left out: {'; '.join(unreadable[:3])}")
 
 
 def diagnose(runs: list[str], labels: list[str] | None, select: str, out: Path) -> None:
