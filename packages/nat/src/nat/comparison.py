@@ -42,7 +42,6 @@ ABLATIONS: dict[str, list[str]] = {
     "ω = 0.08": ["--model.omega=0.08"],
     "ω = 0.12": ["--model.omega=0.12"],
     "τ = 4": ["--model.temperature=4"],
-    "τ = 20": ["--model.temperature=20"],
     "reversed KL": ["--model.kl_direction=adversary_target"],
     "nasty term on X' only": ["--model.nasty_on=adversarial"],
     "random adversary": ["--model.adversary.state=random"],
