@@ -1,0 +1,42 @@
+"""The paper's `PaperCLI`: the network's shape follows the data, and the test tells what the training cost."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.cli import LightningArgumentParser
+from shared.papercli import PaperCLI
+
+from orderdp.data import OrderDPData
+from orderdp.module import OrderDPModule
+
+
+class OrderDPCLI(PaperCLI):
+    """Trains on what the pruning keeps, then tests."""
+
+    paper: ClassVar[str] = "orderdp"
+    model_type: ClassVar[type[LightningModule]] = OrderDPModule
+    data_type: ClassVar[type[LightningDataModule]] = OrderDPData
+    monitor: ClassVar[str | None] = "val/accuracy"
+    model: OrderDPModule
+    datamodule: OrderDPData
+
+    def before_fit(self) -> None:
+        """Refuse a network whose shape is not that of the data."""
+        for option in ("num_classes", "in_channels"):
+            has, needs = getattr(self.model, option), getattr(self.datamodule, option)
+            if has != needs:
+                raise ValueError(f"model.{option} must be {needs} for {self.datamodule.dataset}, got {has}")
+
+    def after_test(self) -> dict[str, float]:
+        """Return what the training cost: the share of samples seen, exactly, and the seconds of its loop."""
+        pruner = self.datamodule.pruner
+        if pruner is None or not pruner.rounds_begun:
+            return {}
+        return {
+            "seen": pruner.seen / (pruner.n * pruner.rounds_begun),
+            "samples": float(pruner.seen),
+            "steps": float(self.trainer.global_step),
+            "train_seconds": self.model.train_seconds,
+        }

@@ -1,0 +1,115 @@
+"""The comparison behind the README: policies, budgets, seeds, and how each policy was tuned.
+
+At every budget each policy gets the same tuning: eight candidates and two seeds, scored by accuracy on a quarter of the
+training set, held out; those seeds are not the comparison's, and the test set takes no part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from shared.results import Study
+from shared.tuning import Tuning, chosen
+
+from orderdp.app import OrderDPCLI
+from orderdp.report import REPORT
+
+METHODS: dict[str, list[str]] = {
+    name: [f"--data.pruning.policy={name}"]
+    for name in ("orderdp", "full", "random", "topq", "infobatch", "ucb", "eps_greedy", "static")
+}
+
+# `explore` bounds the pool from below by what is kept, so half the data needs a larger pool. InfoBatch has no budget
+# to set: `prune` is such that it sees as nearly that many samples as it can (at 0.1 it cannot).
+SETTINGS: dict[str, list[str]] = {
+    "keep=0.5": ["--data.pruning.keep=0.5", "--data.pruning.explore=0.75", "--data.pruning.prune=0.5"],
+    "keep=0.3": ["--data.pruning.keep=0.3", "--data.pruning.explore=0.5", "--data.pruning.prune=0.8"],
+    "keep=0.1": ["--data.pruning.keep=0.1", "--data.pruning.explore=0.5", "--data.pruning.prune=0.98"],
+    "noise": ["--data.pruning.keep=0.3", "--data.pruning.explore=0.5", "--data.pruning.prune=0.8",
+              "--data.label_noise=0.2"],
+    "ablations": [],
+}  # fmt: skip
+
+# One change each to OrderDP at the default settings, untuned.
+ABLATIONS: dict[str, list[str]] = {
+    "ρ = 0.3 (random)": ["--data.pruning.explore=0.3"],
+    "ρ = 0.4": ["--data.pruning.explore=0.4"],
+    "ρ = 0.5 (default)": [],
+    "ρ = 0.75": ["--data.pruning.explore=0.75"],
+    "ρ = 1 (top q)": ["--data.pruning.explore=1"],
+    "initial score 3": ["--data.pruning.initial_score=3"],
+    "initial score 0": ["--data.pruning.initial_score=0"],
+    "a pool for every step": ["--data.pruning.round=step"],
+}
+
+SEEDS = range(10)
+
+RATES = [0.05, 0.1, 0.2, 0.4]
+ALL_RATES = [0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4]
+ON_VALIDATION = ["--data.test_on=val", "--data.val_fraction=0.25"]
+
+
+def _grid(option: str = "", values: tuple[float, ...] = ()) -> list[list[str]]:
+    """List eight candidates: four learning rates by two values of an option, or eight rates."""
+    if not option:
+        return [[f"--model.optim.max_lr={rate:g}"] for rate in ALL_RATES]
+    return [[f"--model.optim.max_lr={r:g}", f"--data.pruning.{option}={v:g}"] for r in RATES for v in values]
+
+
+def _tuning(setting: str, pools: tuple[float, float]) -> Tuning:
+    return Tuning(
+        setting=setting,
+        candidates={
+            "orderdp": _grid("explore", pools),
+            "full": _grid(),
+            "random": _grid(),
+            "topq": _grid(),
+            "infobatch": _grid("delta", (0.875, 1.0)),
+            "ucb": _grid("ucb_c", (0.1, 1.0)),
+            "eps_greedy": _grid("epsilon", (0.1, 0.5)),
+            "static": _grid(),
+        },
+        arguments=ON_VALIDATION,
+        seeds=(100, 101),
+        metric="accuracy",
+    )
+
+
+TUNINGS = [
+    _tuning("keep=0.5", (0.6, 0.75)),
+    _tuning("keep=0.3", (0.5, 0.75)),
+    _tuning("keep=0.1", (0.3, 0.5)),
+    _tuning("noise", (0.5, 0.75)),
+]
+
+
+def study(folder: Path) -> Study:
+    """Describe the comparison: the tuned policies, and OrderDP's ablations at its default settings.
+
+    Args:
+        folder: the package's `results`.
+    """
+    base = Study(
+        package="orderdp",
+        folder=folder,
+        methods=METHODS | ABLATIONS,
+        settings={name: ["--config=default", *arguments] for name, arguments in SETTINGS.items()},
+        seeds=SEEDS,
+        run=run_cell,
+        hash_of=OrderDPCLI.hash_of,
+        report=REPORT,
+        only={name: list(ABLATIONS if name == "ablations" else METHODS) for name in SETTINGS},
+        tunings=TUNINGS,
+    )
+    return replace(base, tuned=chosen(base, TUNINGS))
+
+
+def run_cell(method: str, setting: str, seed: int, arguments: list[str]) -> dict[str, float]:
+    """Train and test one cell of a comparison in this process.
+
+    All training images are trained on, unless the cell is scored on held-out ones.
+    """
+    if not any(word.startswith("--data.val_fraction") for word in arguments):
+        arguments = [*arguments, "--data.val_fraction=0"]
+    return OrderDPCLI.run_cell([*arguments, "--trainer.limit_val_batches=0"], seed)
