@@ -75,7 +75,12 @@ def seed_step(seed: int, step: int, rank: int = 0) -> None:
 def _seed_global(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - libraries that draw from numpy's global state are the reason
-    torch.manual_seed(seed)
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        # torch.manual_seed would queue a call for each kind of device that is not there, with a traceback and for
+        # ever: a millisecond and some kilobytes at every training step.
+        torch.default_generator.manual_seed(seed)
 
 
 def worker_init(worker_id: int) -> None:

@@ -411,9 +411,9 @@ class ImageData(LightningDataModule):
         )
 
     def _epoch(self) -> int:
-        """Return the trainer's epoch or, in a loop of one's own, the one that the order was last set to."""
+        """Return the epoch that Lightning sets samplers to or, without a trainer, the one that the order is set to."""
         if self.trainer is not None:
-            return self.trainer.current_epoch
+            return self.trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
         return 0 if self._order is None else self._order.epoch
 
     @property
@@ -428,6 +428,8 @@ class ImageData(LightningDataModule):
         """
         rank, world_size = self._shard
         self._order = TrainSampler(len(self.parts["train"]), self.seed, rank=rank, world_size=world_size)
+        # A resumed run's workers begin to read before Lightning sets the epoch.
+        self._order.set_epoch(self._epoch())
         return self._loader("train", batch_size=self.batch_size, sampler=self._order)
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:

@@ -93,6 +93,8 @@ class OrderDPModule(LightningModule):
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_loss, self.test_count = MeanMetric(), SumMetric()
+        # Kept here and logged once an epoch: `log` in every step would cost more than a small network's forward pass.
+        self.step_losses: list[Tensor] = []
         self.norms: list[Tensor] = []
         self.train_seconds = 0.0
 
@@ -106,7 +108,7 @@ class OrderDPModule(LightningModule):
         losses = F.cross_entropy(self(x), labels, label_smoothing=self.label_smoothing, reduction="none")
         weights = self._data.weights
         loss = losses.mean() if weights is None else (weights * losses).mean()
-        self.log("train/loss", loss.detach(), on_step=False, on_epoch=True)
+        self.step_losses.append(loss.detach())
         return {"loss": loss, "losses": losses.detach()}
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
@@ -141,10 +143,13 @@ class OrderDPModule(LightningModule):
         self.norms.append(torch.nn.utils.get_total_norm(gradients))
 
     def on_train_epoch_end(self) -> None:
-        """Log the gradient norm's mean and variance over the epoch's steps, and the share of samples seen."""
+        """Log the loss, the last learning rate, and the mean and variance of the gradient's norm over the epoch's steps."""
         self.train_seconds += time.perf_counter() - self.epoch_began
-        norms = torch.stack(self.norms)
+        losses, norms = torch.stack(self.step_losses), torch.stack(self.norms)
+        self.step_losses.clear()
         self.norms.clear()
+        self.log("train/loss", losses.mean(), sync_dist=True)
+        self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], rank_zero_only=True)
         self.log("train/grad_norm", norms.mean(), rank_zero_only=True)
         self.log("train/grad_norm_variance", norms.var(correction=0), rank_zero_only=True)
 
@@ -169,7 +174,6 @@ class OrderDPModule(LightningModule):
         )  # fmt: skip
         for group in trainer.optimizers[0].param_groups:
             group["lr"] = factor * o.max_lr
-        self.log("train/lr", factor * o.max_lr)
 
     def configure_callbacks(self) -> Sequence[Callback] | Callback:
         """Hand the losses to the pruner."""
