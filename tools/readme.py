@@ -4,9 +4,9 @@
     python tools/readme.py --check   name it, change nothing, and exit with 1
 
 Made from `packages/NAME/results/{results.json,claims.yaml}` and from `REPORT`, a `shared.tables.Report`, in
-`packages/NAME/src/NAME/report.py`, a file that imports nothing but `shared.tables`:
+`packages/NAME/src/NAME/report.py`, a file that imports nothing of its package:
 
-- `results.md` and `results.png` beside them, as `compare` writes them;
+- `results.md`, `results.png` and the report's drawings beside them, as `compare` writes them;
 - the block `results` of the package's README;
 - the block `papers` of the root README: a row for each package that has been measured.
 """
@@ -17,9 +17,9 @@ import argparse
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -114,10 +114,14 @@ def generated_of(package: Package) -> Iterator[tuple[Path, bytes]]:
     if package.results is None:
         body = f"Not measured yet; `make compare PKG={package.name}` does it."
     else:
-        body = markdown(package.results, package.claims, package.report)
+        results = package.results
+        body = markdown(results, package.claims, package.report)
         yield folder / "results.md", body.encode()
-        yield folder / "results.png", _drawn(package.results, package.report)
+        yield folder / "results.png", _drawn(lambda file: figure(results, package.report, file))
         body += "\n![The main metric of each method, seed by seed](results/results.png)"
+        for name, draw in package.report.drawings.items():
+            yield folder / name, _drawn(partial(draw, results))
+            body += f"\n![{Path(name).stem}](results/{name})"
     yield readme, _with_block(readme, "results", body)
 
 
@@ -154,10 +158,10 @@ def _with_block(file: Path, name: str, body: str) -> bytes:
         raise ValueError(f"{file}: {error}") from error
 
 
-def _drawn(results: Results, report: Report) -> bytes:
+def _drawn(draw: Callable[[Path], None]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figure.png"
-        figure(results, report, file)
+        draw(file)
         return file.read_bytes()
 
 

@@ -220,6 +220,14 @@ def test_crops_are_drawn_uniformly():
     assert ((counts - 100).abs() < 5 * 100**0.5).all()
 
 
+def test_sizes_are_known_before_anything_is_read():
+    assert ImageData("imagefolder", Path("absent")).image_shape == (3, 224, 224)
+    assert ImageData("hf:some/name", image_size=32).image_shape == (3, 32, 32)
+    cifar = ImageData("cifar100", Path("absent"))
+    assert (cifar.num_classes, cifar.in_channels, cifar.image_shape) == (100, 3, (3, 32, 32))
+    assert ImageData().image_shape == (1, 28, 28)
+
+
 def test_picture_transform_resizes_by_256_to_224_and_keeps_the_centre():
     pixels = np.random.default_rng(0).integers(0, 256, (256, 300, 3), dtype=np.uint8)
     x = picture_transform(224, augment=False)(Image.fromarray(pixels))
@@ -245,6 +253,26 @@ def test_views_depend_on_seed_epoch_and_index_only(tmp_path, dataset):
     for other in (epoch(4), epoch(3, seed=1)):
         same = (first == other).flatten(1).all(1).sum()
         assert same <= 3  # of 80 tensors with 162 views, or of 10 pictures
+
+
+def test_equal_pictures_get_different_views_in_one_epoch(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 24, 3), dtype=np.uint8)
+    for part, i in itertools.product(("train", "val"), range(5)):
+        (tmp_path / part / "a").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / part / "a" / f"{i}.png")
+    ((x, _),) = made("imagefolder", tmp_path, image_size=8, val_fraction=0.0).train_dataloader()
+    assert len(x.unique(dim=0)) == 5
+
+
+def test_pickled_views_stay_in_the_epoch_of_their_pickling():
+    epoch = 3
+    views = numbered(200, augment=True, epoch=lambda: epoch)
+    copy = pickle.loads(pickle.dumps(views))  # what a worker that is not forked receives
+    offsets = views._epoch_offsets(3)
+    epoch = 4
+    assert (views.epoch(), copy.epoch()) == (4, 3)
+    assert torch.equal(copy._epoch_offsets(copy.epoch()), offsets)
+    assert not torch.equal(views._epoch_offsets(views.epoch()), offsets)
 
 
 def test_only_training_images_of_pictures_and_cifar_are_augmented(tmp_path):

@@ -131,8 +131,8 @@ def compare(
 ) -> int:
     """Run the cells that are not done yet, then write and print the tables.
 
-    Writes `results.json` after each cell, and `results.md` and `results.png` at the end. A cell that
-    fails leaves no record and does not keep the others from running.
+    Writes `results.json` after each cell, and at the end `results.md`, `results.png` and the report's own
+    drawings. A cell that fails leaves no record and does not keep the others from running.
 
     Args:
         study: what is compared.
@@ -175,6 +175,8 @@ def compare(
             text = markdown(results, claims, study.report)
             write_text(folder / "results.md", text)
             figure(results, study.report, folder / "results.png")
+            for name, draw in study.report.drawings.items():
+                draw(results, folder / name)
             for table in console_tables(results, claims, study.report):
                 Console().print(table)
     for cell, error in failures.items():

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from shared.claims import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.table import Table
 
     from shared.records import Results
@@ -105,6 +107,7 @@ class Report:
         metrics: what is shown; the first is the main metric, which gains and figure are about.
         titles: setting -> title; also the order of the settings, the first giving the headline.
         labels: method -> name to show, where it differs.
+        drawings: name of a PNG beside the results -> what draws it (see `drawing`); the README shows them too.
 
     Raises:
         ValueError: if there is no metric.
@@ -115,6 +118,7 @@ class Report:
     metrics: Sequence[Metric]
     titles: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    drawings: Mapping[str, Callable[[Results, Path], None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.metrics:
@@ -326,19 +330,13 @@ def figure(results: Results, report: Report, path: Path) -> None:
     Raises:
         ValueError: if there are no records.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
-
-    from shared.checkpoints import atomic_write
 
     settings, main = report.settings(results), report.metrics[0]
     if not settings:
         raise ValueError(f"{path}: nothing to draw, {results.package} has no records yet")
     heights = [len(report.methods(results, setting)) + 1.6 for setting in settings]
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a reader's own style would give other bytes
-        image = Figure(figsize=(6.4, 0.34 * sum(heights) + 0.9), layout="constrained")
+    with drawing(path, (6.4, 0.34 * sum(heights) + 0.9)) as image:
         axes = image.subplots(len(settings), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
         for setting, panel in zip(settings, axes[:, 0], strict=True):
             _draw_setting(panel, results, report, setting)
@@ -350,6 +348,25 @@ def figure(results: Results, report: Report, path: Path) -> None:
             Line2D([], [], marker="o", color=colour, label=kind) for kind, colour in COLOURS.items() if kind in kinds
         ]
         image.legend(handles=marks, loc="outside upper right", ncols=len(marks), frameon=False, fontsize=9)
+
+
+@contextmanager
+def drawing(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
+    """Open an empty figure, and write it to a PNG when the block ends; equal drawings give equal bytes.
+
+    Args:
+        path: the PNG.
+        size: width and height in inches.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    from shared.checkpoints import atomic_write
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a reader's own style would give other bytes
+        image = Figure(figsize=size, layout="constrained")
+        yield image
         png = io.BytesIO()
         image.savefig(png, format="png", dpi=150, metadata={"Software": None})
     with atomic_write(path) as file:

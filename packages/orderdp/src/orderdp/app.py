@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.cli import LightningArgumentParser
 from shared.papercli import PaperCLI
 
 from orderdp.data import OrderDPData
 from orderdp.module import OrderDPModule
+from orderdp.plots import draw_usage
 
 
 class OrderDPCLI(PaperCLI):
@@ -34,6 +34,8 @@ class OrderDPCLI(PaperCLI):
         pruner = self.datamodule.pruner
         if pruner is None or not pruner.rounds_begun:
             return {}
+        if self.trainer.is_global_zero and not self.quiet:
+            draw_usage(pruner.scores.visits, pruner.rounds_begun, self.run_dir / "figures" / "usage.png")
         return {
             "seen": pruner.seen / (pruner.n * pruner.rounds_begun),
             "samples": float(pruner.seen),

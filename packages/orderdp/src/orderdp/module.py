@@ -143,7 +143,7 @@ class OrderDPModule(LightningModule):
         self.norms.append(torch.nn.utils.get_total_norm(gradients))
 
     def on_train_epoch_end(self) -> None:
-        """Log the loss, the last learning rate, and the mean and variance of the gradient's norm over the epoch's steps."""
+        """Log the mean loss, the last learning rate, and the mean and variance of the gradient's norm."""
         self.train_seconds += time.perf_counter() - self.epoch_began
         losses, norms = torch.stack(self.step_losses), torch.stack(self.norms)
         self.step_losses.clear()

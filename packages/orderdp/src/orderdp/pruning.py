@@ -170,8 +170,8 @@ def check_trainer(trainer: Any, pruner: Pruner) -> None:
     """Raise ValueError where a trainer's options would break the pruning."""
     if pruner.size is None and trainer.reload_dataloaders_every_n_epochs != 1:
         raise ValueError(
-            f"reload_dataloaders_every_n_epochs must be 1 for the policy {pruner.pruning.policy}, whose rounds differ in "
-            f"length; got {trainer.reload_dataloaders_every_n_epochs}"
+            f"reload_dataloaders_every_n_epochs must be 1 for the policy {pruner.pruning.policy}, whose rounds "
+            f"differ in length; got {trainer.reload_dataloaders_every_n_epochs}"
         )
     if trainer.world_size > 1 and trainer._accelerator_connector.use_distributed_sampler:
         raise ValueError("use_distributed_sampler must be False: the pruner itself divides a round among processes")
