@@ -291,9 +291,10 @@ def trainer(epochs: int, root: Path) -> Trainer:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_resumed_run_sees_the_batches_and_crops_of_an_unbroken_one(tmp_path):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resumed_run_sees_the_batches_and_crops_of_an_unbroken_one(tmp_path, workers):
     def options() -> NATDataModule:
-        return NATDataModule(augment=True, batch_size=500, seed=4)
+        return NATDataModule(augment=True, batch_size=500, seed=4, num_workers=workers)
 
     unbroken, broken, resumed = Recorder(), Recorder(), Recorder()
     trainer(3, tmp_path / "a").fit(unbroken, options())

@@ -14,17 +14,10 @@ import torch
 import torchvision.transforms.v2.functional as TF
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule, Trainer
-from orderdp.data import (
-    ImageData,
-    OrderDPData,
-    Views,
-    crop_flip,
-    picture_transform,
-    randomise_labels,
-    stratified_split,
-)
+from orderdp.data import ImageData, OrderDPData, randomise_labels, stratified_split
 from orderdp.datasets import ImageTensors
 from orderdp.pruning import Pruning
+from orderdp.views import Views, crop_flip, picture_transform
 from PIL import Image
 from shared.seeding import generator
 from torch import Tensor
@@ -395,6 +388,7 @@ def trainer(epochs: int, root: Path) -> Trainer:
     return Trainer(
         accelerator="cpu", max_epochs=epochs, default_root_dir=root, logger=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, use_distributed_sampler=False, limit_val_batches=0,
+        reload_dataloaders_every_n_epochs=1,
     )  # fmt: skip
 
 

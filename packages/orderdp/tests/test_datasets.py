@@ -256,6 +256,7 @@ def test_sixteen_bit_picture_is_refused_rather_than_clipped(tmp_path):
         ("img", {"label": [2, 0, 1]}, {}, [2, 0, 1]),  # CIFAR-10
         ("img", {"coarse_label": [0, 0, 0], "fine_label": [1, 2, 0]}, {}, [1, 2, 0]),  # CIFAR-100
         ("image", {"label": [1, 1, 0]}, {}, [1, 1, 0]),  # ImageNet
+        ("image", {"fine_label": [0, 0, 2], "label": [1, 2, 0]}, {}, [1, 2, 0]),
         ("img", {"coarse_label": [0, 0, 2], "fine_label": [1, 2, 0]}, {"label_column": "coarse_label"}, [0, 0, 2]),
         ("photo", {"kind": [1, 2, 0]}, {"image_column": "photo"}, [1, 2, 0]),
     ],

@@ -30,6 +30,8 @@ def fits(counts, probabilities, rounds):
     assert sum(counts.values()) == rounds
     assert set(counts) <= {event for event, p in probabilities.items() if p > 0}
     events = [event for event, p in probabilities.items() if p > 0]
+    if len(events) == 1:
+        return True
     expected = [rounds * probabilities[event] for event in events]
     return chisquare([counts[event] for event in events], expected).pvalue > 1e-3
 

@@ -54,6 +54,7 @@ def test_gamma_is_that_of_the_worked_examples(n, s, q, expected):
 
 
 def test_gamma_equals_the_papers_double_sum_and_the_count_over_all_pools():
+    assert order_weights(1, 1, 1).tolist() == [1.0]
     for n, s, q in all_sizes(9):
         exact = double_sum(n, s, q)
         assert exact == counted(n, s, q), (n, s, q)
@@ -79,13 +80,13 @@ def test_equal_pool_and_budget_is_uniform_and_the_whole_pool_is_the_top_q():
 
 
 def test_gamma_of_imagenet_size_is_finite_and_sums_to_q():
-    n, s, q = 1_300_000, 650_000, 390_000
+    n, s, q = 1_300_000, 1_040_000, 936_000  # the ratios of ResNet-18: 0.8 x 0.9
     gamma = order_weights(n, s, q)
     assert np.isfinite(gamma).all()
     assert gamma.sum() == pytest.approx(q, rel=1e-9)
     # In proportion to n the limit is a step: ρ for z < κ, 0 beyond.
-    assert gamma[int(0.59 * n)] == pytest.approx(0.5, abs=1e-9)
-    assert gamma[int(0.61 * n)] == pytest.approx(0.0, abs=1e-9)
+    assert gamma[int(0.89 * n)] == pytest.approx(0.8, abs=1e-9)
+    assert gamma[int(0.91 * n)] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_surrogate_loss_is_the_worked_example_and_the_mean_over_all_pools():

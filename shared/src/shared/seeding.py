@@ -15,6 +15,7 @@ import hashlib
 import os
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,6 +91,19 @@ def worker_init(worker_id: int) -> None:
     np.random.seed(seed)  # noqa: NPY002
 
 
+def coming_epoch(trainer: Any) -> int:
+    """Return the epoch that a training loader is being made for.
+
+    Lightning sets a sampler's epoch only after a loader's worker processes have begun to read, so that the first
+    epoch of a resumed run would repeat the order of epoch 0: `TrainSampler(epoch=coming_epoch(trainer))`.
+
+    Args:
+        trainer: Lightning's, or None outside a training.
+    """
+    # `trainer.current_epoch` is still that of the checkpoint when the loaders of a resumed run are made.
+    return 0 if trainer is None else int(trainer.fit_loop.epoch_progress.current.processed)
+
+
 class TrainSampler(Sampler[int]):
     """Indices of one rank in an order that is a function of (seed, epoch).
 
@@ -104,6 +118,7 @@ class TrainSampler(Sampler[int]):
         rank: this process, in [0, world_size).
         world_size: number of processes.
         drop_last: cut the permutation to a multiple of `world_size` instead of wrapping it.
+        epoch: whose order is drawn first (see `coming_epoch`).
     """
 
     def __init__(
@@ -115,12 +130,13 @@ class TrainSampler(Sampler[int]):
         rank: int = 0,
         world_size: int = 1,
         drop_last: bool = False,
+        epoch: int = 0,
     ) -> None:
         _check_shard(size, rank, world_size)
         self.size, self.seed, self.shuffle = size, seed, shuffle
         self.rank, self.world_size = rank, world_size
         self.length = size // world_size if drop_last else -(-size // world_size)
-        self.epoch = 0
+        self.epoch = epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order is drawn next."""

@@ -21,7 +21,7 @@ from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import LightningDataModule
-from shared.seeding import EvalBatchSampler, TrainSampler, generator, worker_init
+from shared.seeding import EvalBatchSampler, TrainSampler, coming_epoch, generator, worker_init
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
@@ -276,7 +276,9 @@ class NATDataModule(LightningDataModule):
         """Return batches in an order that is a function of (seed, epoch)."""
         images = self.parts["train"]
         rank, world_size = self._shard
-        epoch = TrainSampler(len(images) - self.num_extra, self.seed, rank=rank, world_size=world_size)
+        epoch = TrainSampler(
+            len(images) - self.num_extra, self.seed, rank=rank, world_size=world_size, epoch=coming_epoch(self.trainer)
+        )
         order: Sampler[Any] = epoch
         if self.num_extra:
             order = MixedSampler(epoch, self.num_extra, self.extra_fraction)

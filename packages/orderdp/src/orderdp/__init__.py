@@ -1,4 +1,4 @@
-"""TODO the method (ICLR 2026): its public names.
+"""OrderDP (ICLR 2026): dynamic data pruning; the method's public names. The README says where the rest is.
 
 They are imported on first use, so that the command's `--help` need not wait for torch.
 """
@@ -6,7 +6,25 @@ They are imported on first use, so that the command's `--help` need not wait for
 from importlib import import_module
 from typing import Any
 
-_HOME = {"smoothed_cross_entropy": "method", "plain_cross_entropy": "baselines"}
+_HOME = {
+    "OrderDP": "selection",
+    "Scores": "selection",
+    "Selection": "selection",
+    "select": "selection",
+    "sizes": "selection",
+    "order_weights": "surrogate",
+    "surrogate_loss": "surrogate",
+    "surrogate_weights": "surrogate",
+    "limit_weights": "surrogate",
+    "Pruning": "baselines",
+    "build_policy": "baselines",
+    "Indexed": "sampler",
+    "Pruner": "sampler",
+    "PruningMixin": "pruning",
+    "ScoreUpdates": "pruning",
+    "pruned_loader": "pruning",
+    "one_cycle": "schedule",
+}
 __all__ = list(_HOME)
 
 

@@ -1,4 +1,4 @@
-"""The datasets of the experiments, read from the formats in which they are published (spec: Sec. 5).
+"""The datasets of the experiments, read from the formats in which they are published.
 
 Every dataset is map-style, its items are pairs of image and label, and it has `labels`, int64 (N,), and
 `class_names`. Images are as stored: nothing is augmented or normalised here. No reader runs code from a

@@ -34,7 +34,7 @@ class SmallCNN(nn.Module):
 
 
 def cifar_resnet(name: str, num_classes: int, in_channels: int = 3) -> nn.Module:
-    """Build a ResNet for 32 x 32 images: 3x3 stem of stride 1 and no max-pooling (Sec. 5).
+    """Build a ResNet for 32 x 32 images: 3x3 stem of stride 1 and no max-pooling (Sec. 3.4).
 
     Args:
         name: torchvision's name, such as `resnet18`.

@@ -24,7 +24,7 @@ Batch = tuple[Tensor, Tensor]  # images (B, C, H, W), labels (B,)
 
 @dataclass
 class Optimisation:
-    """Optimiser and one-cycle schedule (Sec. 5).
+    """Optimiser and one-cycle schedule (Sec. 3.4).
 
     Attributes:
         optimizer: `sgd`, or `lars` (timm's).

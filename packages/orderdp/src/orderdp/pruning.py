@@ -3,7 +3,9 @@
     class MyPrunedData(PruningMixin, MyData):
         pruning = Pruning(keep=0.3)
 
-    trainer = Trainer(callbacks=[ScoreUpdates()], use_distributed_sampler=False)
+    trainer = Trainer(
+        callbacks=[ScoreUpdates()], reload_dataloaders_every_n_epochs=1, use_distributed_sampler=False
+    )
     trainer.fit(model, MyPrunedData())
 
 The model's `training_step` returns `{"loss": losses.mean(), "losses": losses}`, where `losses` holds one loss per
@@ -19,10 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from .baselines import Pruning
-from .sampler import Pruner, size_of
+from .sampler import Pruner, Round, size_of
 
 if TYPE_CHECKING:
     _Base = LightningDataModule
@@ -70,19 +72,19 @@ def unchanged(batch: Any) -> Any:
     return batch
 
 
-def pruned_loader(loader: DataLoader[Any], pruner: Pruner) -> DataLoader[Any]:
-    """Make a loader like another one, but over the batches of a pruner.
+def pruned_loader(loader: DataLoader[Any], batches: Sampler[list[int]]) -> DataLoader[Any]:
+    """Make a loader like another one, but over the batches of a `Pruner` or of one of its rounds.
 
     Args:
         loader: over the whole dataset; its order and batches are not looked at.
-        pruner: of the same number of samples.
+        batches: indices of each batch.
 
     Returns:
         A loader of `IndexedBatch`.
     """
     return DataLoader(
         IndexedItems(loader.dataset, loader.collate_fn),
-        batch_sampler=pruner,
+        batch_sampler=batches,
         collate_fn=unchanged,
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
@@ -111,6 +113,7 @@ class PruningMixin(_Base):
     indices: Tensor | None = None
     weights: Tensor | None = None
     _restored: dict[str, Any] | None = None
+    _waiting: Round | None = None
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return the batches of the next round.
@@ -125,9 +128,11 @@ class PruningMixin(_Base):
             self.pruner = self._new_pruner(loader)
             if self._restored is not None:
                 self.pruner.load_state_dict(self._restored)
-        if self.pruner.pruning.round == "epoch":
-            self.pruner.draw()
-        return pruned_loader(loader, self.pruner)
+        # A round of its own, because Lightning may iterate over the loader of an epoch more than once. It also asks
+        # for two loaders before the first epoch of a resumed training: a round nobody has trained on is still the next.
+        if self._waiting is None:
+            self._waiting = self.pruner.next_round()
+        return pruned_loader(loader, self._waiting)
 
     def _new_pruner(self, loader: DataLoader[Any]) -> Pruner:
         batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
@@ -136,18 +141,18 @@ class PruningMixin(_Base):
         n, trainer = size_of(loader.dataset), self.trainer
         if trainer is None:
             return Pruner(n, batch_size, self.pruning, seed=self.seed)
-        pruner = Pruner(
+        check_trainer(trainer)
+        return Pruner(
             n, batch_size, self.pruning, seed=self.seed, rounds=trainer.max_epochs,
             rank=trainer.global_rank, world_size=trainer.world_size,
         )  # fmt: skip
-        check_trainer(trainer, pruner)
-        return pruner
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Take the indices off a training batch."""
         if not isinstance(batch, IndexedBatch):
             return super().on_before_batch_transfer(batch, dataloader_idx)
         assert self.pruner is not None and self.trainer is not None
+        self._waiting = None
         self.indices = batch.indices
         weights = self.pruner.weights(batch.indices)
         self.weights = None if weights is None else weights.to(self.trainer.strategy.root_device)
@@ -162,16 +167,16 @@ class PruningMixin(_Base):
         """Take over the pruner's state."""
         rest = dict(state_dict)
         self._restored = rest.pop("pruner", None)
-        self.pruner = None
+        self.pruner = self._waiting = None
         super().load_state_dict(rest)
 
 
-def check_trainer(trainer: Any, pruner: Pruner) -> None:
+def check_trainer(trainer: Any) -> None:
     """Raise ValueError where a trainer's options would break the pruning."""
-    if pruner.size is None and trainer.reload_dataloaders_every_n_epochs != 1:
+    if trainer.reload_dataloaders_every_n_epochs != 1:
         raise ValueError(
-            f"reload_dataloaders_every_n_epochs must be 1 for the policy {pruner.pruning.policy}, whose rounds "
-            f"differ in length; got {trainer.reload_dataloaders_every_n_epochs}"
+            "reload_dataloaders_every_n_epochs must be 1, because every epoch is a selection of its own; "
+            f"got {trainer.reload_dataloaders_every_n_epochs}"
         )
     if trainer.world_size > 1 and trainer._accelerator_connector.use_distributed_sampler:
         raise ValueError("use_distributed_sampler must be False: the pruner itself divides a round among processes")

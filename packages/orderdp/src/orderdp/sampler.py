@@ -15,7 +15,8 @@ the same selection, and the scores are exchanged once a round, with integer indi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -25,9 +26,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from .baselines import Pruning, Static, build_policy
-from .selection import Floats, Indices, Selection, as_indices, as_losses, select
+from .selection import Floats, Indices, as_indices, as_losses, select
 
 T = TypeVar("T")
+P = TypeVar("P")
 
 
 class Indexed(Dataset[tuple[int, T]], Generic[T]):
@@ -62,6 +64,24 @@ def size_of(dataset: Any) -> int:
     return len(dataset)
 
 
+class Round(Sampler[list[int]]):
+    """The batches of one round on one process.
+
+    Args:
+        parts: one for each batch.
+        draw: makes the batch's indices of its part, when it is its turn.
+    """
+
+    def __init__(self, parts: Sequence[P], draw: Callable[[P], list[int]]) -> None:
+        self.parts, self.draw = parts, draw
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return map(self.draw, self.parts)
+
+
 class Pruner(Sampler[list[int]]):
     """Batches of the samples that a policy keeps.
 
@@ -79,6 +99,7 @@ class Pruner(Sampler[list[int]]):
     Attributes:
         scores: the stored losses and visits.
         rounds_begun: number of selections made.
+        current: the newest round.
         seen: number of samples trained on so far, by all processes.
 
     Raises:
@@ -108,11 +129,10 @@ class Pruner(Sampler[list[int]]):
         self.rank, self.world_size = rank, world_size
         self.scores = self.pruning.new_scores(n)
         self.rounds_begun = self.seen = 0
-        self._pending: Selection | None = None
+        self.current: Round | None = None
         self._weights: Floats | None = None
-        self._length = 0
         self._unshared: list[tuple[Indices, Floats]] = []
-        kept = self.size if self.size is not None else n
+        kept = getattr(self.policy, "q", n)  # `static` keeps more in its first round, `infobatch` what it finds
         if kept < world_size:
             raise ValueError(f"a round keeps {kept} samples, too few for {world_size} processes")
 
@@ -123,33 +143,36 @@ class Pruner(Sampler[list[int]]):
         return None if isinstance(self.policy, Static) else q
 
     def __len__(self) -> int:
-        """Return the number of batches of a round: of the one drawn or running where rounds differ."""
+        """Return the number of batches of a round: where rounds differ, of the newest, or the most there can be."""
         if self.size is not None:
-            return self._batches(self.size)
-        return self._length or self._batches(self.n)
-
-    def draw(self) -> None:
-        """Make the next round's selection now, so that `len` is known before it begins. On all processes at once."""
-        if self._pending is None:
-            self._exchange()
-            self._pending = self.policy.select(self.scores, self.rounds_begun, self._rng(self.rounds_begun))
-            self._length = self._batches(len(self._pending.indices))
+            return len(self._bounds(self.size))
+        return len(self._bounds(self.n)) if self.current is None else len(self.current)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Begin a round and yield this process's batches."""
-        if self.pruning.round == "step":
-            yield from self._steps()
-            return
-        self.draw()
-        assert self._pending is not None
-        (indices, weights), self._pending = self._pending, None
-        self.rounds_begun += 1
+        # A generator begins with its first batch; a loader with workers calls `iter` twice for one pass.
+        yield from self.next_round()
+
+    def next_round(self) -> Round:
+        """Make the selection of the next round; on all processes at once.
+
+        Returns:
+            Its batches on this process. They may be iterated over more than once, as some loops do.
+        """
+        self.synchronise()
+        t, self.rounds_begun = self.rounds_begun, self.rounds_begun + 1
         self._weights = None
+        if self.pruning.round == "step":
+            assert self.size is not None
+            self.current = Round(self._bounds(self.size), partial(self._draw_step, t))
+            return self.current
+        indices, weights = self.policy.select(self.scores, t, self._rng(t))
         if weights is not None:
             self._weights = np.ones(self.n, dtype=np.float32)
             self._weights[indices] = weights
-        for start, stop in self._bounds(len(indices)):
-            yield self._shard(indices[start:stop])
+        shards = [self._shard(indices[start:stop]) for start, stop in self._bounds(len(indices))]
+        self.current = Round(shards, np.ndarray.tolist)
+        return self.current
 
     def weights(self, indices: Any) -> Tensor | None:
         """Return the weights of a batch's losses; their mean is `(weights * losses).mean()`.
@@ -180,11 +203,17 @@ class Pruner(Sampler[list[int]]):
         self.scores.check(where, loss)
         self._unshared.append((where, loss))
         if self.pruning.round == "step":
-            self._exchange()
+            self.synchronise()
 
     def synchronise(self) -> None:
         """Exchange what the processes were told; all must call it. A new round does so by itself."""
-        self._exchange()
+        if self.world_size == 1:
+            return
+        parts = self._unshared or [(np.empty(0, np.int64), np.empty(0, np.float32))]
+        indices, losses = (np.concatenate(column) for column in zip(*parts, strict=True))
+        self._unshared = []
+        for where, loss in gather(indices, losses):
+            self._store(where, loss)
 
     def state_dict(self) -> dict[str, Any]:
         """Return scores and counters; on several processes call `synchronise` first, on all of them."""
@@ -212,13 +241,10 @@ class Pruner(Sampler[list[int]]):
         self.scores.visits = state["visits"].numpy().copy()
         self.scores.skipped = state["skipped"]
         self.rounds_begun, self.seen = state["rounds_begun"], state["seen"]
-        self._pending, self._unshared = None, []
+        self._unshared = []
 
     def _rng(self, *place: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, *place])
-
-    def _batches(self, size: int) -> int:
-        return len(self._bounds(size))
 
     def _bounds(self, size: int) -> list[tuple[int, int]]:
         """Cut a round into global batches; a rest of fewer samples than processes joins the batch before."""
@@ -228,7 +254,7 @@ class Pruner(Sampler[list[int]]):
             starts.pop()
         return list(zip(starts, [*starts[1:], size], strict=True))
 
-    def _shard(self, batch: Indices) -> list[int]:
+    def _shard(self, batch: Indices) -> Indices:
         """Take this process's part of a global batch, and level its weights out where the parts are unequal."""
         part = batch[self.rank :: self.world_size]
         if len(batch) % self.world_size:
@@ -236,17 +262,15 @@ class Pruner(Sampler[list[int]]):
                 self._weights = np.ones(self.n, dtype=np.float32)
             # Processes average their gradients: a mean over b samples must count as b / (B / world_size) of one.
             self._weights[part] *= len(part) * self.world_size / len(batch)
-        return part.tolist()
+        return part
 
-    def _steps(self) -> Iterator[list[int]]:
-        """Draw a pool for every batch, in proportion to it; the budget of the epoch stays q."""
-        t, self.rounds_begun = self.rounds_begun, self.rounds_begun + 1
-        s, q = self.policy.s, self.policy.q  # type: ignore[attr-defined]
+    def _draw_step(self, t: int, bounds: tuple[int, int]) -> list[int]:
+        """Draw a batch from a pool of its own, as large in proportion as that of the whole budget q."""
+        start, stop = bounds
         self._weights = None
-        for step, (start, stop) in enumerate(self._bounds(q)):
-            size = stop - start
-            pool = min(self.n, round(size * s / q))
-            yield self._shard(select(self.scores.values, pool, size, self._rng(t, step)))
+        s, q = self.policy.s, self.policy.q  # type: ignore[attr-defined]
+        pool = min(self.n, round((stop - start) * s / q))
+        return self._shard(select(self.scores.values, pool, stop - start, self._rng(t, start))).tolist()
 
     def _store(self, indices: Indices, losses: Floats) -> None:
         self.seen += len(indices)
@@ -254,16 +278,6 @@ class Pruner(Sampler[list[int]]):
             self.scores.visit(indices)
         else:
             self.scores.update(indices, losses)
-
-    def _exchange(self) -> None:
-        if self.world_size == 1:
-            return
-        empty = (np.empty(0, np.int64), np.empty(0, np.float32))
-        parts = self._unshared or [empty]
-        indices, losses = (np.concatenate(column) for column in zip(*parts, strict=True))
-        self._unshared = []
-        for where, loss in gather(indices, losses):
-            self._store(where, loss)
 
 
 def gather(indices: Indices, losses: Floats) -> list[tuple[Indices, Floats]]:

@@ -1,4 +1,4 @@
-"""One round of OrderDP: draw a random pool, keep its samples of largest stored loss (Sec. 3).
+"""One round of OrderDP: draw a random pool, keep its samples of largest stored loss (Sec. 3.2).
 
     S_t: s of the n samples, uniform without replacement
     Q_t: the q samples of S_t with the largest score H, ties broken at random
@@ -99,7 +99,7 @@ def draw_pool(n: int, s: int, rng: np.random.Generator) -> NDArray[np.bool_]:
 
 
 def select(scores: Floats, s: int, q: int, rng: np.random.Generator) -> Indices:
-    """Select what a round trains on (Sec. 3, steps 1 to 3).
+    """Select what a round trains on (Sec. 3.2, steps 1 to 3).
 
     Args:
         scores: (n,) stored losses H; +inf for samples never trained on puts them first. No NaN, no -inf.
@@ -196,7 +196,7 @@ class Scores:
         return len(self.values)
 
     def update(self, indices: Any, losses: Any) -> None:
-        """Store the losses of a forward pass; the scores of all other samples stay (lazy refresh, Sec. 3).
+        """Store the losses of a forward pass; the scores of all other samples stay (lazy refresh; Sec. 3.2, step 4).
 
         Args:
             indices: (B,) integers in [0, n), an array or tensor; different from each other.

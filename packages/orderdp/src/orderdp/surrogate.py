@@ -1,4 +1,4 @@
-"""The surrogate objective L_q that OrderDP's rounds are unbiased for (Sec. 4, Theorem 1).
+"""The surrogate objective L_q that OrderDP's rounds are unbiased for (Sec. 3.3, Theorem 1).
 
 With losses sorted in descending order, L_(1) >= ... >= L_(n),
 
@@ -41,6 +41,8 @@ def order_weights(n: int, s: int, q: int) -> Array:
         ValueError: unless 1 <= q <= s <= n.
     """
     _check(n, s, q)
+    if s == q:  # all of the pool is kept; for n = 1 the library would have an empty population
+        return np.full(n, q / n)
     j = np.arange(1, n + 1)
     gamma = s / n * np.asarray(hypergeom.cdf(q - 1, n - 1, j - 1, s - 1))  # Theorem 1
     gamma[n - s + q :] = 0.0  # the library leaves rounding errors there

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
-from shared.seeding import EvalBatchSampler, TrainSampler, generator
+from shared.seeding import EvalBatchSampler, TrainSampler, coming_epoch, generator
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
@@ -67,7 +67,8 @@ class NameData(LightningDataModule):
     def train_dataloader(self) -> DataLoader[Any]:
         """Return shuffled batches; their order depends on seed and epoch only."""
         part = self.parts["train"]
-        sampler = TrainSampler(len(part), self.seed, **self._shard)  # type: ignore[arg-type]
+        epoch = coming_epoch(self.trainer)
+        sampler = TrainSampler(len(part), self.seed, epoch=epoch, **self._shard)  # type: ignore[arg-type]
         return DataLoader(part, self.batch_size, sampler=sampler)
 
     def val_dataloader(self) -> DataLoader[Any]:
