@@ -1,5 +1,6 @@
 """The one-cycle factor against torch's schedule, and where epochs differ in length."""
 
+import itertools
 import math
 
 import pytest
@@ -66,7 +67,7 @@ def test_epochs_of_different_length_join_without_a_jump_and_end_at_the_end(lengt
     # The steepest slope of a cosine is π/2 over its length; a step is at most one of the shortest epoch,
     # and the peak moves by less than that between epochs.
     slope = math.pi / 2 / min(0.3 * epochs - 1 / shortest, 0.7 * epochs)
-    steps = [abs(b - a) for a, b in zip(ours, ours[1:], strict=False)]
+    steps = [abs(b - a) for a, b in itertools.pairwise(ours)]
     assert max(steps) <= 2 * slope / shortest
 
 

@@ -93,7 +93,7 @@ def test_ties_at_the_threshold_are_drawn_uniformly_and_the_larger_always_stay():
 
 def test_pools_are_uniform_without_replacement():
     rng = np.random.default_rng(3)
-    pools = {pool: 1 / 20 for pool in itertools.combinations(range(6), 3)}
+    pools = dict.fromkeys(itertools.combinations(range(6), 3), 1 / 20)
     counts = Counter(tuple(np.flatnonzero(draw_pool(6, 3, rng)).tolist()) for _ in range(5000))
     assert fits(counts, pools, 5000)
     assert draw_pool(4, 4, rng).tolist() == [True] * 4
@@ -101,7 +101,7 @@ def test_pools_are_uniform_without_replacement():
 
 def test_the_order_of_training_is_uniform():
     rng = np.random.default_rng(4)
-    orders = {order: 1 / 6 for order in itertools.permutations([1, 3, 4])}
+    orders = dict.fromkeys(itertools.permutations([1, 3, 4]), 1 / 6)
     counts = Counter(tuple(select(array(0, 5, 1, 7, 6), 5, 3, rng).tolist()) for _ in range(5000))
     assert fits(counts, orders, 5000)
 
