@@ -95,6 +95,22 @@ def test_writing_twice_changes_nothing_and_a_changed_record_is_seen(workspace, c
     assert len(capsys.readouterr().out.splitlines()) == 4
 
 
+def test_a_reports_drawings_are_written_and_shown(workspace):
+    report = workspace / "packages" / "toy" / "src" / "toy" / "report.py"
+    report.write_text(f"""{report.read_text()}
+
+def draw(results, path):
+    path.write_text(str(len(results.records)))
+
+
+REPORT = Report(REPORT.method, REPORT.baselines, REPORT.metrics, drawings={{"count.png": draw}})
+""")
+    assert main(["--root", str(workspace)]) == 0
+    toy = workspace / "packages" / "toy"
+    assert (toy / "results" / "count.png").read_text() == "12"
+    assert "![count](results/count.png)" in (toy / "README.md").read_text()
+
+
 def test_a_readme_without_markers_is_an_error_that_names_it_and_nothing_is_written(workspace, capsys):
     readme = workspace / "packages" / "toy" / "README.md"
     readme.write_text(readme.read_text().replace("<!-- results:end -->", ""))

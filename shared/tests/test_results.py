@@ -211,6 +211,14 @@ def test_tables_are_those_of_the_saved_records(study, capsys):
     ]  # fmt: skip
 
 
+def test_the_reports_drawings_are_made_from_the_records_too(study):
+    def draw(results, path):
+        path.write_text(str(len(results.records)))
+
+    compare(replace(study, report=replace(study.report, drawings={"count.png": draw})))
+    assert (study.folder / "count.png").read_text() == "8"
+
+
 def test_record_says_what_was_run_with_what(study):
     compare(study, seeds=1)
     found = Results.load(study.folder / "results.json").find("ours", "easy", 0)

@@ -335,6 +335,14 @@ def test_a_round_per_step_keeps_the_budget_and_scales_the_pool_to_the_batch():
         assert chisquare(observed, expected).pvalue > 1e-3
 
 
+def test_a_round_per_step_draws_a_new_pool_for_every_batch():
+    pruner = Pruner(40, 4, Pruning(keep=0.2, explore=0.5, round="step"))
+    pruner.scores.update(range(40), range(40))
+    sets = [frozenset(batch) for _ in range(10) for batch in pruner]
+    assert len(sets) == 20
+    assert len(set(sets)) > 15  # the scores stay, so that only the pools differ
+
+
 def test_a_round_per_step_resumes_too():
     unbroken, broken, resumed = (Pruner(30, 4, Pruning(round="step"), seed=1) for _ in range(3))
     expected = run(unbroken, 4)

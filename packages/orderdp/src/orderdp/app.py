@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import ClassVar
 
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -10,6 +11,8 @@ from shared.papercli import PaperCLI
 from orderdp.data import OrderDPData
 from orderdp.module import OrderDPModule
 from orderdp.plots import draw_usage
+
+log = logging.getLogger(__name__)
 
 
 class OrderDPCLI(PaperCLI):
@@ -24,8 +27,10 @@ class OrderDPCLI(PaperCLI):
 
     def before_fit(self) -> None:
         """Refuse a network whose shape is not that of the data."""
-        for option in ("num_classes", "in_channels"):
-            has, needs = getattr(self.model, option), getattr(self.datamodule, option)
+        channels, side, _ = self.datamodule.image_shape
+        needed = {"num_classes": self.datamodule.num_classes, "in_channels": channels, "image_size": side}
+        for option, needs in needed.items():
+            has = getattr(self.model, option)
             if has != needs:
                 raise ValueError(f"model.{option} must be {needs} for {self.datamodule.dataset}, got {has}")
 
@@ -34,6 +39,8 @@ class OrderDPCLI(PaperCLI):
         pruner = self.datamodule.pruner
         if pruner is None or not pruner.rounds_begun:
             return {}
+        if pruner.scores.skipped:
+            log.warning("%d losses were not finite: their samples kept their scores", pruner.scores.skipped)
         if self.trainer.is_global_zero and not self.quiet:
             draw_usage(pruner.scores.visits, pruner.rounds_begun, self.run_dir / "figures" / "usage.png")
         return {

@@ -10,7 +10,7 @@ from shared.cli import main as run
 
 
 def plan(
-    n: int = 50_000,
+    n: int,
     prune: float = 0.7,
     explore: float = 0.5,
     batch_size: int = 128,
@@ -21,7 +21,7 @@ def plan(
     """Print what a pruning costs and favours before anything is trained.
 
     Args:
-        n: number of samples; both CIFARs have 50,000.
+        n: number of samples.
         prune: share that is left out of an epoch, in [0, 1).
         explore: share s / n that is drawn into the pool, in [1 - prune, 1].
         batch_size: samples of a batch.

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -88,7 +88,7 @@ class OrderDPModule(LightningModule):
             raise ValueError(f"num_classes must be at least 2, got {num_classes}")
         self.label_smoothing = label_smoothing
         self.optim = Optimisation() if optim is None else optim
-        self.num_classes, self.in_channels = num_classes, in_channels
+        self.num_classes, self.in_channels, self.image_size = num_classes, in_channels, image_size
         self.model = create_model(arch, num_classes, in_channels, image_size)
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
@@ -137,6 +137,18 @@ class OrderDPModule(LightningModule):
         """Note the time."""
         self.epoch_began = time.perf_counter()
 
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_index: int) -> None:
+        """Note the time: validation comes after an epoch's last batch, and is no part of the training loop."""
+        self.batch_ended = time.perf_counter()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the seconds of the epochs so far, which a resumed run goes on from."""
+        checkpoint["train_seconds"] = self.train_seconds
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the seconds over."""
+        self.train_seconds = checkpoint["train_seconds"]
+
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the norm of the gradient, which the paper watches for stability; it stays on its device."""
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
@@ -144,7 +156,7 @@ class OrderDPModule(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         """Log the mean loss, the last learning rate, and the mean and variance of the gradient's norm."""
-        self.train_seconds += time.perf_counter() - self.epoch_began
+        self.train_seconds += self.batch_ended - self.epoch_began
         losses, norms = torch.stack(self.step_losses), torch.stack(self.norms)
         self.step_losses.clear()
         self.norms.clear()
