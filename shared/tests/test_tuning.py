@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from shared.results import Metric, Report, Study
-from shared.tuning import Tuning, chosen, tune
+from shared.tuning import Tuning, chosen, grid, tune
 
 # Score of each candidate by seed. The best mean of `ours` is b (5.5), although c has the best single run.
 SCORES = {
@@ -51,6 +51,13 @@ def study(tmp_path, runs):
         report=Report("ours", ["plain"], [Metric("score", "score")]),
         only={"easy": ["ours", "plain"]},
     )
+
+
+def test_a_grid_is_every_combination_the_last_option_fastest():
+    assert grid({"model.lr": [0.1, 2e-5]}) == [["--model.lr=0.1"], ["--model.lr=2e-05"]]
+    assert grid({"a": [1, 2], "b": (0.5, 3)}) == [
+        ["--a=1", "--b=0.5"], ["--a=1", "--b=3"], ["--a=2", "--b=0.5"], ["--a=2", "--b=3"],
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("budget", [1, 2, 4])

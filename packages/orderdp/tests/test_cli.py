@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,9 +16,10 @@ import orderdp.data
 import orderdp.module
 import pytest
 import torch
+from orderdp.app import OrderDPCLI
 from orderdp.cli import main
 from orderdp.data import ImageData
-from orderdp.datasets import read_digits
+from orderdp.datasets import ImageTensors, read_digits
 from orderdp.models import SmallCNN
 from orderdp.module import OrderDPModule
 from PIL import Image
@@ -58,8 +58,14 @@ def state(run):
     return checkpoint(run)["OrderDPData"]["pruner"]
 
 
-def tested(run):
+def results(run):
     return json.loads(Path(run, "test.json").read_text())
+
+
+def train(*options):
+    """A run without figures; its metrics and its pruner."""
+    cli = OrderDPCLI([*TINY, *options], quiet=True)
+    return cli.fit_and_test(), cli.datamodule.pruner
 
 
 def same_tensors(first, second):
@@ -104,7 +110,7 @@ def test_train_leaves_settings_metrics_checkpoints_figures_and_results():
 
 
 def test_the_test_tells_the_exact_budget_beside_the_accuracy_on_all_597_images():
-    metrics = tested("tiny")
+    metrics = results("tiny")
     assert metrics["n"] == 597
     assert metrics["accuracy"] > 0.8  # a tenth would be chance
     assert metrics["seen"] == Q / N == 0.3
@@ -117,7 +123,7 @@ def test_test_measures_the_same_again(capsys):
     assert main(["test", "tiny", *QUIET]) == 0
     table = capsys.readouterr().err
     for name in ("accuracy", "loss", "n"):
-        value = tested("tiny")[name]
+        value = results("tiny")[name]
         assert re.search(rf"{name} +│ +{'597' if name == 'n' else f'{value:.4f}'}", table), name
 
 
@@ -164,7 +170,7 @@ def test_plan_compares_given_losses_with_the_mean_over_all_pools(text, capsys):
         ("0", "n must be at least 1, got 0"),
         ("10 --prune 1", "prune must lie in [0, 1), got 1.0"),
         ("10 --prune -0.1", "prune must lie in [0, 1), got -0.1"),
-        ("10 --prune nan", "prune must lie in [0, 1), got nan"),
+        ("10 --prune .nan", "prune must lie in [0, 1), got nan"),
         ("10 --explore 0.2", "explore must lie in [keep, 1] = [0.3, 1]: the pool holds what is kept; got 0.2"),
         ("10 --explore 1.1", "got 1.1"),
         ("10 --batch_size 0", "batch_size must be at least 1, got 0"),
@@ -223,7 +229,7 @@ def test_exported_scores_are_those_of_the_checkpoint():
     assert [int(row["visits"]) for row in rows] == found["visits"].tolist()
     scores = torch.tensor([float(row["score"]) for row in rows])
     torch.testing.assert_close(scores, found["scores"], rtol=1e-7, atol=0)
-    assert sum(int(row["visits"]) for row in rows) == tested("tiny")["samples"]
+    assert sum(int(row["visits"]) for row in rows) == results("tiny")["samples"]
     assert 0 < scores.min() < 0.1 < scores.max() < 20  # cross-entropies of a network that has learnt
 
 
@@ -259,16 +265,17 @@ def test_bad_input_to_a_verb_is_one_sentence_and_nothing_is_written(words, messa
 
 
 def test_two_runs_of_one_seed_are_equal_and_of_another_are_not():
+    metrics = {}
     for run, seed in (("first", "3"), ("second", "3"), ("other", "4")):
-        assert main(["train", *TINY, "--seed_everything", seed, "--run_dir", run]) == 0
+        metrics[run], _ = train("--seed_everything", seed, "--run_dir", run)
     assert_same_run("first", "second")
-    assert {**tested("first"), "train_seconds": 0} == {**tested("second"), "train_seconds": 0}
+    assert {**metrics["first"], "train_seconds": 0} == {**metrics["second"], "train_seconds": 0}
     for name in ("scores", "visits"):
         assert not torch.equal(state("first")[name], state("other")[name])
     assert not same_tensors(checkpoint("first")["state_dict"], checkpoint("other")["state_dict"])
 
 
-@pytest.mark.parametrize("policy", ["orderdp", "infobatch"])
+@pytest.mark.parametrize("policy", ["orderdp", pytest.param("infobatch", marks=pytest.mark.slow)])
 def test_a_run_stopped_within_an_epoch_resumes_to_an_unbroken_ones_weights_scores_and_seconds(policy, monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr(orderdp.module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
@@ -291,7 +298,7 @@ def test_a_run_stopped_within_an_epoch_resumes_to_an_unbroken_ones_weights_score
     assert_same_run(whole, part)
     assert Path(part, "metrics.csv").read_text() == Path(whole, "metrics.csv").read_text()
     # The clock ticks once a batch: an epoch lasts from its start to its last batch, and validation is no part of it.
-    assert tested(whole)["train_seconds"] == tested(part)["train_seconds"] == tested(whole)["steps"]
+    assert results(whole)["train_seconds"] == results(part)["train_seconds"] == results(whole)["steps"]
 
 
 @pytest.mark.parametrize(
@@ -300,23 +307,21 @@ def test_a_run_stopped_within_an_epoch_resumes_to_an_unbroken_ones_weights_score
     + [("static", (N + 2 * Q) / (3 * N)), ("infobatch", None)],
 )
 def test_every_policy_trains_and_sees_what_it_should(policy, seen):
-    run = f"policy-{policy}"
-    assert main(["train", *TINY, "--data.pruning.policy", policy, "--run_dir", run]) == 0
-    metrics, visits = tested(run), state(run)["visits"]
+    metrics, pruner = train("--data.pruning.policy", policy)
+    visits = pruner.scores.visits
     assert metrics["samples"] == visits.sum()
     if seen is not None:
         assert metrics["seen"] == seen
     else:  # all at first, then what is not below the mean and about half of the rest
         assert (1 + 2 * (1 - 0.5)) / 3 < metrics["seen"] < 1
-        assert metrics["seen"] == visits.sum().item() / (3 * N)
+        assert metrics["seen"] == visits.sum() / (3 * N)
     assert visits.max() <= 3
     if policy == "full":
         assert (visits == 3).all()
 
 
 def test_a_pool_for_every_step_costs_the_same():
-    assert main(["train", *TINY, "--data.pruning.round", "step", "--run_dir", "step"]) == 0
-    metrics = tested("step")
+    metrics, _ = train("--data.pruning.round", "step")
     assert (metrics["seen"], metrics["samples"], metrics["steps"]) == (0.3, 3 * Q, 3 * 6)
 
 
@@ -329,7 +334,7 @@ def test_no_forward_pass_is_made_for_the_selection(monkeypatch):
         return forward(network, x)
 
     monkeypatch.setattr(SmallCNN, "forward", counted)
-    assert main(["train", *TINY, "--run_dir", "passes"]) == 0
+    train()
     assert passes[True] == 3 * [64, 64, 64, 64, 64, Q - 5 * 64]
     # One batch of 120 held-out images before training, all of them after each epoch, then the test set.
     assert passes[False] == [120, 120, 120, 120, 512, 85]
@@ -337,7 +342,7 @@ def test_no_forward_pass_is_made_for_the_selection(monkeypatch):
 
 def test_training_on_all_images_needs_no_validation(capsys):
     assert main(["train", *TINY, "--data.val_fraction", "0", "--run_dir", "all"]) == 0
-    assert tested("all")["samples"] == 3 * 360  # 0.3 of 1,200
+    assert results("all")["samples"] == 3 * 360  # 0.3 of 1,200
     assert sorted(file.name for file in Path("all/checkpoints").iterdir()) == ["epoch=0001.ckpt", "epoch=0002.ckpt"]
     assert main(["usage", "--run", "all", "--select", "best"]) == 2
     assert "there is no checkpoint all/checkpoints/best.ckpt" in the_error(capsys)
@@ -350,7 +355,7 @@ def nan_digits(index):
     digits = read_digits()
     images = digits.images.clone()
     images[data.parts["train"].chosen[index]] = torch.nan
-    return lambda: replace(digits, images=images)
+    return lambda: ImageTensors(images, digits.labels, digits.class_names)
 
 
 def test_a_loss_that_is_no_number_names_its_sample_and_leaves_no_run(monkeypatch, capsys):
@@ -383,7 +388,7 @@ def test_losses_that_are_no_numbers_are_skipped_and_counted_on_request(monkeypat
         ("--data.pruning.keep 0.0001", "keep 0.0001 of 1080 samples rounds to none"),
         ("--data.pruning.policy nonsense", "data.pruning.policy"),
         ("--data.pruning.policy ucb --data.pruning.round step", "round must be epoch for the policy ucb, got step"),
-        ("--data.pruning.initial_score nan", "the initial score must be a number or inf, got nan"),
+        ("--data.pruning.initial_score .nan", "the initial score must be a number or inf, got nan"),
         ("--model.optim.max_lr 0", "optim.max_lr must be a finite number > 0, got 0.0"),
         ("--model.num_classes 7", "model.num_classes must be 10 for digits, got 7"),
         ("--model.in_channels 3", "model.in_channels must be 1 for digits, got 3"),
@@ -438,7 +443,7 @@ def test_a_run_killed_within_an_epoch_resumes_to_the_weights_and_scores_of_an_un
     finish(command("train", "--resume", "killed"))
     assert_same_run("unbroken", "killed")
     assert Path("killed/metrics.csv").read_text() == Path("unbroken/metrics.csv").read_text()
-    assert {**tested("killed"), "train_seconds": 0} == {**tested("unbroken"), "train_seconds": 0}
+    assert {**results("killed"), "train_seconds": 0} == {**results("unbroken"), "train_seconds": 0}
 
 
 @pytest.mark.slow
@@ -446,7 +451,7 @@ def test_two_processes_divide_the_selection_of_one_and_score_each_test_image_onc
     two = [*TINY, "--trainer.max_epochs", "2", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
     finish(command("train", *two, "--run_dir", "two"))
     assert main(["train", *TINY, "--trainer.max_epochs", "2", "--run_dir", "one"]) == 0
-    metrics = tested("two")
+    metrics = results("two")
     assert metrics["n"] == 597
     assert metrics["seen"] == 0.3
     assert metrics["samples"] == 2 * Q

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from statistics import fmean
 
 from shared.claims import Direction
@@ -50,6 +51,18 @@ class Tuning:
         budgets = {method: len(candidates) for method, candidates in self.candidates.items()}
         if len(set(budgets.values())) > 1:
             raise ValueError(f"every method must have as many candidates, got {budgets}")
+
+
+def grid(options: Mapping[str, Sequence[float]]) -> list[list[str]]:
+    """List candidates: every combination of values, the last option varying fastest.
+
+    Args:
+        options: setting -> its values, such as `{"model.optim.lr": [0.1, 0.2], "model.omega": [0.06]}`.
+    """
+    return [
+        [f"--{name}={value:g}" for name, value in zip(options, values, strict=True)]
+        for values in product(*options.values())
+    ]
 
 
 def tune(study: Study, tunings: Sequence[Tuning], *, jobs: int = 1, dry_run: bool = False) -> int:

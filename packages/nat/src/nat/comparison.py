@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shared.results import Study
-from shared.tuning import Tuning, chosen
+from shared.tuning import Tuning, chosen, grid
 
 from nat.app import NATCLI
 from nat.report import REPORT
@@ -53,12 +53,6 @@ ABLATIONS: dict[str, list[str]] = {
 SEEDS = range(6)
 
 
-def _grid(rates: list[float], option: str = "", values: tuple[float, ...] = ()) -> list[list[str]]:
-    """List candidates: every learning rate, with every value of an option if there is one."""
-    lr = [f"--model.optim.lr={rate:g}" for rate in rates]
-    return [[r, f"--model.{option}={v:g}"] for r in lr for v in values] if option else [[r] for r in lr]
-
-
 # The learning rate turned out to matter most, so it is half of the grid of a method that has an option of its own,
 # and all of the grid of one that has none.
 ALL_RATES = [1e-3, 2e-3, 4e-3, 6e-3, 8e-3, 1.2e-2, 1.6e-2, 2.4e-2, 3.2e-2, 4.8e-2, 6.4e-2, 9.6e-2]
@@ -68,13 +62,13 @@ TUNINGS = [
     Tuning(
         setting="digits",
         candidates={
-            "nat": _grid(RATES, "omega", (0.03, 0.06, 0.1)),
-            "vanilla": _grid(ALL_RATES),
-            "pgd_at": _grid(ALL_RATES),
-            "at_mix": _grid(ALL_RATES),
-            "trades": _grid(RATES, "beta", (1, 3, 6)),
-            "mart": _grid(RATES, "beta", (1, 3, 5)),
-            "pgd_at_awp": _grid(RATES, "awp_gamma", (1e-3, 3e-3, 1e-2)),
+            "nat": grid({"model.optim.lr": RATES, "model.omega": (0.03, 0.06, 0.1)}),
+            "vanilla": grid({"model.optim.lr": ALL_RATES}),
+            "pgd_at": grid({"model.optim.lr": ALL_RATES}),
+            "at_mix": grid({"model.optim.lr": ALL_RATES}),
+            "trades": grid({"model.optim.lr": RATES, "model.beta": (1, 3, 6)}),
+            "mart": grid({"model.optim.lr": RATES, "model.beta": (1, 3, 5)}),
+            "pgd_at_awp": grid({"model.optim.lr": RATES, "model.awp_gamma": (1e-3, 3e-3, 1e-2)}),
         },
         arguments=ON_VALIDATION,
         seeds=(100, 101),
@@ -83,10 +77,10 @@ TUNINGS = [
     Tuning(
         setting="mnist5k",
         candidates={
-            "nat": _grid([4e-3, 1e-2, 2e-2], "omega", (0.03, 0.1)),
-            "pgd_at": _grid([2e-3, 4e-3, 1e-2, 2e-2, 4e-2, 8e-2]),
-            "at_mix": _grid([2e-3, 4e-3, 1e-2, 2e-2, 4e-2, 8e-2]),
-            "trades": _grid([4e-3, 1e-2, 2e-2], "beta", (1, 6)),
+            "nat": grid({"model.optim.lr": [4e-3, 1e-2, 2e-2], "model.omega": (0.03, 0.1)}),
+            "pgd_at": grid({"model.optim.lr": [2e-3, 4e-3, 1e-2, 2e-2, 4e-2, 8e-2]}),
+            "at_mix": grid({"model.optim.lr": [2e-3, 4e-3, 1e-2, 2e-2, 4e-2, 8e-2]}),
+            "trades": grid({"model.optim.lr": [4e-3, 1e-2, 2e-2], "model.beta": (1, 6)}),
         },
         arguments=ON_VALIDATION,
         seeds=(100,),

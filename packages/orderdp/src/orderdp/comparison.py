@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shared.results import Study
-from shared.tuning import Tuning, chosen
+from shared.tuning import Tuning, chosen, grid
 
 from orderdp.app import OrderDPCLI
 from orderdp.report import REPORT
@@ -53,24 +53,18 @@ INFOBATCH_RATES = [0.0125, 0.025, 0.05, 0.1]
 ON_VALIDATION = ["--data.test_on=val", "--data.val_fraction=0.25"]
 
 
-def _grid(rates: list[float], option: str = "", values: tuple[float, ...] = ()) -> list[list[str]]:
-    """List candidates: every learning rate, with every value of an option if there is one."""
-    lr = [f"--model.optim.max_lr={rate:g}" for rate in rates]
-    return [[r, f"--data.pruning.{option}={v:g}"] for r in lr for v in values] if option else [[r] for r in lr]
-
-
 def _tuning(setting: str, pools: tuple[float, float]) -> Tuning:
     return Tuning(
         setting=setting,
         candidates={
-            "orderdp": _grid(RATES, "explore", pools),
-            "full": _grid(ALL_RATES),
-            "random": _grid(ALL_RATES),
-            "topq": _grid(ALL_RATES),
-            "infobatch": _grid(INFOBATCH_RATES, "delta", (0.875, 1.0)),
-            "ucb": _grid(RATES, "ucb_c", (0.1, 1.0)),
-            "eps_greedy": _grid(RATES, "epsilon", (0.1, 0.5)),
-            "static": _grid(ALL_RATES),
+            "orderdp": grid({"model.optim.max_lr": RATES, "data.pruning.explore": pools}),
+            "full": grid({"model.optim.max_lr": ALL_RATES}),
+            "random": grid({"model.optim.max_lr": ALL_RATES}),
+            "topq": grid({"model.optim.max_lr": ALL_RATES}),
+            "infobatch": grid({"model.optim.max_lr": INFOBATCH_RATES, "data.pruning.delta": (0.875, 1.0)}),
+            "ucb": grid({"model.optim.max_lr": RATES, "data.pruning.ucb_c": (0.1, 1.0)}),
+            "eps_greedy": grid({"model.optim.max_lr": RATES, "data.pruning.epsilon": (0.1, 0.5)}),
+            "static": grid({"model.optim.max_lr": ALL_RATES}),
         },
         arguments=ON_VALIDATION,
         seeds=(100, 101),
