@@ -61,6 +61,7 @@ def test_cifar_stem_is_initialised_as_torchvision_initialises_convolutions():
     # He et al.: the variance is 2 / fan_out, with fan_out = 64 · 3 · 3; 1728 values.
     assert weight.std().item() == pytest.approx((2 / 576) ** 0.5, rel=0.06)
     assert weight.mean().item() == pytest.approx(0.0, abs=0.005)
+    assert weight.abs().max().item() > 3 * (2 / 576) ** 0.5  # normal; a uniform one ends at √3 of these
 
 
 def test_channels_of_the_images_are_those_of_the_stem():

@@ -30,7 +30,7 @@ class Pruning:
         keep: share q / n of the samples that an epoch trains on, in (0, 1]; nothing to `full` and `infobatch`.
         explore: share ρ = s / n drawn into OrderDP's pool, in [keep, 1]; the paper's κ is keep / explore.
         round: `epoch` selects once an epoch, as the released code does; `step` draws a pool of its own for
-            every batch, as the theory is written (`orderdp`, `random`, `topq` and `full` only).
+            every batch, of s B / q samples, as the theory is written (`orderdp` and `random` only).
         initial_score: of samples never trained on; inf (YAML: .inf) visits each once before any again. The
             released code has 3.0 on CIFAR and 1.0 on ImageNet.
         non_finite: `raise` an error for a loss that is NaN or infinite, or `skip` it: its sample keeps its score.
@@ -59,7 +59,7 @@ class Pruning:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         if self.round not in ("epoch", "step"):
             raise ValueError(f"round must be epoch or step, got {self.round!r}")
-        if self.round == "step" and self.policy not in ("orderdp", "random", "topq", "full"):
+        if self.round == "step" and self.policy not in ("orderdp", "random"):
             raise ValueError(f"round must be epoch for the policy {self.policy}, got step")
         if not 0 < self.keep <= 1:
             raise ValueError(f"keep must lie in (0, 1], got {self.keep}")
@@ -172,7 +172,7 @@ class InfoBatch:
         """Select by the mean of the scores; samples never trained on are kept."""
         n = len(scores)
         known = np.isfinite(scores.values)
-        if t >= self.delta * self.rounds or not known.any():
+        if t >= self.delta * self.rounds - 1e-9 or not known.any():
             return Selection(rng.permutation(n))
         # In double precision: the sum of a million float32 scores has lost several digits.
         below = known & (scores.values < scores.values[known].mean(dtype=np.float64))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torchvision
 from torch import Tensor, nn
 
@@ -71,10 +73,14 @@ def create_model(name: str, num_classes: int, in_channels: int, image_size: int)
     if name.startswith("timm:"):
         import timm
 
+        short = name.removeprefix("timm:")
+        if not timm.is_model(short):
+            raise ValueError(f"arch: timm has no network {short!r}")
+        options: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_channels}
         try:
-            return timm.create_model(name.removeprefix("timm:"), num_classes=num_classes, in_chans=in_channels)
-        except RuntimeError as error:
-            raise ValueError(f"arch: timm has no network {name.removeprefix('timm:')!r}") from error
+            return timm.create_model(short, **options, img_size=image_size)  # transformers are built for one size
+        except TypeError:
+            return timm.create_model(short, **options)
     if name in ("resnet18", "resnet50"):
         if in_channels != 3:
             raise ValueError(f"arch {name} takes images of 3 channels, got {in_channels}")

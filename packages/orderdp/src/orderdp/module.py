@@ -48,6 +48,8 @@ class Optimisation:
     final_div: float = 1e4
 
     def __post_init__(self) -> None:
+        if self.optimizer not in ("sgd", "lars"):
+            raise ValueError(f"optim.optimizer must be sgd or lars, got {self.optimizer!r}")
         positive = ("max_lr", "trust_coefficient", "div", "final_div")
         for option in positive:
             if not 0 < getattr(self, option) < math.inf:
