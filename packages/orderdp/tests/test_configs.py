@@ -67,7 +67,7 @@ class EightImages(LightningDataModule):
     def train_dataloader(self):
         return DataLoader(self.dataset, batch_size=2)
 
-    test_dataloader = train_dataloader
+    val_dataloader = test_dataloader = train_dataloader
 
 
 class Pruned(PruningMixin, EightImages):
@@ -172,7 +172,8 @@ def test_a_shrunken_copy_of_a_config_trains_at_the_rates_of_its_schedule(config,
     data.pruning = Pruning(**{**parsed.data.pruning.as_dict(), "keep": 0.5, "explore": 0.75})
     trainer = Trainer(
         accelerator="cpu", max_epochs=5, enable_progress_bar=False, enable_model_summary=False, logger=False,
-        enable_checkpointing=False, reload_dataloaders_every_n_epochs=1, callbacks=[watch := Rates()],
+        enable_checkpointing=False, limit_val_batches=0, reload_dataloaders_every_n_epochs=1,
+        callbacks=[watch := Rates()],
     )  # fmt: skip
     trainer.fit(module, data)
     optim = parsed.model.optim
