@@ -306,7 +306,7 @@ class PaperCLI(LightningCLI):
             self.trainer = self.make_trainer(self.checkpoint_folder)
             with ended_by_signals(self.trainer):
                 self.trainer.fit(self.model, self.datamodule, ckpt_path=resume_from)
-            if self.trainer.fit_loop.epoch_loop.batch_progress.total.processed == 0:
+            if self.trainer.fit_loop.epoch_loop.total_batch_idx < 0:
                 log.warning("the settings of the trainer left no step to make: the network is untrained")
             return self.run_test()
 

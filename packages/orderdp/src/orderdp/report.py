@@ -68,7 +68,8 @@ REPORT = Report(
         "keep=0.1": "MNIST, 4,000 images, 90 % pruned",
         "keep=0.5": "MNIST, 4,000 images, 50 % pruned",
         "noise": "70 % pruned, 20 % of the training labels random",
-        "ablations": "Ablations, 70 % pruned",
+        "ablations": "One learning rate (0.1), 70 % pruned: ablations",
+        "small-ablations": "One learning rate (0.1), 90 % pruned",
     },
     labels={
         "orderdp": "OrderDP",
