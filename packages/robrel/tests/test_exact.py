@@ -1,6 +1,8 @@
 """Extremes, conflicts and centres against hand calculation, cvxpy, and duality."""
 
 import math
+from dataclasses import replace
+from itertools import pairwise
 
 import cvxpy as cp
 import numpy as np
@@ -85,7 +87,7 @@ def test_extremes_are_those_of_cvxpy(seed, radius):
     feasible = FeasibleSet(base.rows, base.lower, base.upper, base.labels, base.low, base.high, radius)
     found = interval(c, feasible)
     assert found.m == pytest.approx(independent(c, feasible), abs=1e-6)
-    assert found.M == pytest.approx(-independent(-c, feasible), abs=1e-6)
+    assert pytest.approx(-independent(-c, feasible), abs=1e-6) == found.M
     assert c @ found.x_min == pytest.approx(found.m, abs=1e-9)
     assert feasible.contains(found.x_min, 1e-6)
     assert feasible.contains(found.x_max, 1e-6)
@@ -114,7 +116,7 @@ def test_a_dual_is_the_change_of_the_value_with_its_bound():
         )  # fmt: skip
         moved = interval(c, raised)
         assert (moved.m - found.m) / 1e-4 == pytest.approx(found.duals_min[i], abs=1e-6)
-        assert (moved.M - found.M) / 1e-4 == pytest.approx(found.duals_max[i], abs=1e-6)
+        assert pytest.approx(found.duals_max[i], abs=1e-6) == (moved.M - found.M) / 1e-4
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -140,7 +142,7 @@ def test_more_feedback_never_widens_and_duplicates_change_nothing(seed):
         found = interval(c, box(6).with_rows(feasible.rows[:n], feasible.lower[:n], feasible.upper[:n]))
         assert found.m - 1e-9 <= c @ truth <= found.M + 1e-9
         widths.append((found.m, found.M))
-    assert all(a[0] <= b[0] + 1e-9 and a[1] >= b[1] - 1e-9 for a, b in zip(widths[:-1], widths[1:], strict=True))
+    assert all(a[0] <= b[0] + 1e-9 and a[1] >= b[1] - 1e-9 for a, b in pairwise(widths))
     twice = interval(c, feasible.with_rows(feasible.rows, feasible.lower, feasible.upper))
     assert (twice.m, twice.M) == pytest.approx(widths[-1], abs=1e-9)
 
@@ -192,12 +194,12 @@ def test_a_smooth_oracle_is_met_from_outside():
     found = interval(c, box(3).with_cuts(energy))
     exact = math.sqrt(0.5) * np.linalg.norm(c)
     assert exact <= found.M <= exact + 1e-6
-    assert found.M == pytest.approx(-found.m, abs=1e-6)
+    assert pytest.approx(-found.m, abs=1e-6) == found.M
 
 
 def test_the_ball_has_its_closed_form():
     c = np.array([3.0, -4.0])
-    assert interval(c, ball(2, 0.5)).M == pytest.approx(2.5, abs=1e-7)
+    assert pytest.approx(2.5, abs=1e-7) == interval(c, ball(2, 0.5)).M
     # x >= 0.3 y in the ball: the cone program with a row, turned by hand: the minimum of y is at (-0.3, -1)/√1.09.
     assert extreme([0.0, 1.0], ball(2).with_rows([1.0, -0.3])).value == pytest.approx(-1.0, abs=1e-7)
     assert extreme([1.0, 0.0], ball(2).with_rows([1.0, -0.3])).value == pytest.approx(-0.3 / math.sqrt(1.09), abs=1e-7)
@@ -216,9 +218,14 @@ def test_cyclic_preferences_conflict_only_with_a_margin():
         interval([1.0, 0.0, 0.0], feasible)
     again = relaxed(feasible, found.tau)
     assert again.contains(found.x, 1e-9)
-    assert interval([1.0, -1.0, 0.0], again).M == pytest.approx(0.0, abs=1e-7)
+    assert pytest.approx(0.0, abs=1e-7) == interval([1.0, -1.0, 0.0], again).M
     with pytest.raises(Infeasible):
         interval([1.0, 0.0, 0.0], relaxed(feasible, found.tau - 0.01))
+
+
+def test_relaxing_moves_both_sides():
+    found = interval([1.0], relaxed(box(1).with_rows([1.0], -0.1, 0.5), 0.2))
+    assert (found.m, found.M) == pytest.approx((-0.3, 0.7), abs=1e-9)
 
 
 def test_a_conflict_with_an_oracle_or_an_equality_names_it_and_shares_the_slack():
@@ -245,10 +252,14 @@ def test_the_chebyshev_ball_lies_in_the_subspace_of_the_equality_rows():
 
 def test_the_chebyshev_ball_keeps_clear_of_balls_and_oracles():
     assert chebyshev_center(ball(3, 0.7))[1] == pytest.approx(0.7, abs=1e-6)
+    # A ball inside the box, so that the box does not do its work.
+    assert chebyshev_center(replace(box(3), radius=0.7))[1] == pytest.approx(0.7, abs=1e-6)
     half = chebyshev_center(ball(2).with_rows([1.0, 0.0]))  # half a disc: its largest circle has half the radius
     assert half[1] == pytest.approx(0.5, abs=1e-6)
     np.testing.assert_allclose(half[0], [0.5, 0.0], atol=1e-3)
     pieces = np.array([[1.0, 1.0], [1.0, 0.0]])
+    energy = Cut("energy", lambda x: (float(x @ x), 2 * x), 0.5)
+    assert chebyshev_center(box(3).with_cuts(energy))[1] == pytest.approx(math.sqrt(0.5), abs=1e-5)
     r = chebyshev_center(box(2, 0.0, 1.0).with_cuts(largest_of(pieces, 1.0)))[1]
     assert r == pytest.approx(1 / (2 + math.sqrt(2)), abs=1e-6)
 

@@ -113,7 +113,7 @@ def test_comparisons_without_margin_never_give_a_strict_certificate_and_margins_
         (-0.2, 0.1, ("undetermined", "none")),
     ],
 )
-def test_the_decision_follows_the_signs_up_to_the_tolerance(m, M, expected):  # noqa: N803
+def test_the_decision_follows_the_signs_up_to_the_tolerance(m, M, expected):
     assert decide(m, M, 0.01) == expected
 
 
@@ -162,7 +162,7 @@ def test_cone_and_lp_agree_and_the_ball_has_its_closed_form():
     lp, cone = assess(d, feasible), assess(d, feasible, "cone")
     assert (lp.m, lp.M) == pytest.approx((cone.m, cone.M), abs=1e-6)
     for solver in ("cone", "pd"):
-        assert assess([3.0, -4.0], ball(2, 0.5), solver).M == pytest.approx(2.5, abs=1e-6)
+        assert pytest.approx(2.5, abs=1e-6) == assess([3.0, -4.0], ball(2, 0.5), solver).M
 
 
 def test_primal_dual_proves_a_conflict_when_its_bounds_cross():
@@ -175,7 +175,7 @@ def test_primal_dual_proves_a_conflict_when_its_bounds_cross():
 
 @pytest.mark.parametrize("loss", ["absolute", "squared", "sign"])
 @pytest.mark.parametrize(("m", "M"), [(-1.0, 3.0), (0.0, 1.0), (0.5, 2.0), (-2.0, 0.0), (-3.0, -1.0)])
-def test_worst_case_losses_are_those_over_the_values_of_the_interval(loss, m, M):  # noqa: N803
+def test_worst_case_losses_are_those_over_the_values_of_the_interval(loss, m, M):
     def single(answer, y):
         sign = float(y != 0 and np.sign(answer) != np.sign(y))
         return {"absolute": abs(answer - y), "squared": (answer - y) ** 2, "sign": sign}[loss]
@@ -187,7 +187,7 @@ def test_worst_case_losses_are_those_over_the_values_of_the_interval(loss, m, M)
 
 @pytest.mark.parametrize("loss", ["absolute", "squared", "sign"])
 def test_the_midpoint_is_robust_for_all_three_losses(loss):
-    for m, M in [(-1.0, 3.0), (0.2, 1.0), (-2.0, 0.5)]:  # noqa: N806
+    for m, M in [(-1.0, 3.0), (0.2, 1.0), (-2.0, 0.5)]:
         best = min(worst_case_loss(y, m, M, loss) for y in np.linspace(-4, 4, 801))
         assert worst_case_loss((m + M) / 2, m, M, loss) == pytest.approx(best, abs=1e-9)
 

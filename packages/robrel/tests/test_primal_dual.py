@@ -93,7 +93,7 @@ def test_the_last_iterate_circles_while_the_average_converges():
 
 
 def test_two_steps_by_hand():
-    # c = 1, x >= 0.5 in [-1, 1], α = 0.25: x1 = -0.25, λ1 = 0.25 · 0.75; x2 = x1 - 0.25 (1 - λ1), λ2 = λ1 + 0.25 (0.5 - x2).
+    # min x subject to x >= 0.5 in [-1, 1] with α = 0.25, from x = λ = 0: λ1 = 0.25 (0.5 + 0.25).
     found = scalar([1.0], [1.0], 0.5, INF, steps=1000, step_size=0.25).run(2).result()
     x1, lam1 = -0.25, 0.1875
     x2 = x1 - 0.25 * (1 - lam1)
@@ -178,9 +178,10 @@ def test_an_oracle_gives_what_its_rows_give_and_its_bound_is_valid():
     for steps in (1, 10, 100):
         assert (solve(*problem, steps=steps, cuts=[polytope(pieces, 0.3)]).dual_bound <= exact + 1e-12).all()
     found = solve(*problem, cuts=[polytope(pieces, 0.3)])
-    assert (found.value - exact).abs().max() <= 8e-2
-    assert found.violation.max() <= 8e-2
-    assert (exact - found.dual_bound).max() <= 6e-2
+    # Coarser than with rows: the subgradient jumps, so the step is smaller.
+    assert (found.value - exact).abs().max() <= 0.15
+    assert found.violation.max() <= 0.05
+    assert (exact - found.dual_bound).max() <= 0.06
     assert (found.cut_duals < 0).all()
 
 

@@ -1,4 +1,4 @@
-"""TODO the method (ICLR 2026): its public names.
+"""Rob-ReL (ICLR 2026): robust answers from partially identified rewards; public names. The README says where the rest is.
 
 They are imported on first use, so that the command's `--help` need not wait for torch.
 """
@@ -6,7 +6,31 @@ They are imported on first use, so that the command's `--help` need not wait for
 from importlib import import_module
 from typing import Any
 
-_HOME = {"smoothed_cross_entropy": "method", "plain_cross_entropy": "baselines"}
+_HOME = {
+    "MDP": "mdp",
+    "occupancies": "mdp",
+    "plan": "mdp",
+    "RewardSpace": "space",
+    "TrajectoryComparison": "feedback",
+    "PolicyComparison": "feedback",
+    "Demonstration": "feedback",
+    "anchor": "feedback",
+    "build": "feedback",
+    "FeasibleSet": "feasible",
+    "Cut": "feasible",
+    "interval": "exact",
+    "conflict": "exact",
+    "relaxed": "exact",
+    "PrimalDual": "primal_dual",
+    "solve": "primal_dual",
+    "assess": "framework",
+    "assess_application": "framework",
+    "next_question": "framework",
+    "worst_case_loss": "framework",
+    "slack": "estimation",
+    "gridworld": "environments",
+    "from_gym": "environments",
+}
 __all__ = list(_HOME)
 
 

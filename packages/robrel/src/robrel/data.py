@@ -1,85 +1,119 @@
-"""The LightningDataModule: scikit-learn's 1,797 digits of 8 x 8 pixels.
-
-A batch is a pair of images (B, 8, 8), float32 in [0, 1], and labels (B,), int64.
-"""
+"""The LightningDataModule: a batch of instances, all solved at once."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
-from shared.seeding import EvalBatchSampler, TrainSampler, coming_epoch, generator
-from sklearn.datasets import load_digits
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from shared.seeding import EvalBatchSampler
+from torch import Tensor
+from torch.utils.data import DataLoader
 
-TRAIN_SIZE = 1200  # the other 597 are the test set
+from robrel.problems import Problem, ProblemOptions, draw_problem
 
 
-class RobrelData(LightningDataModule):
-    """Batches of the digits for training, validation and test.
+class Stacked(NamedTuple):
+    """The instances as one batch, float64; B of them with k parameters and as many rows as the largest has.
 
-    Validation images are part of the training set, never of the test set. The splits do not depend on the
-    run's seed. Every image is scored once, over all processes.
+    Attributes:
+        d: (B, k).
+        rows: (B, m, k); missing ones are 0.
+        lower: (B, m); of missing ones -inf.
+        upper: (B, m); of missing ones inf.
+        low: (k,) of the box.
+        high: (k,) of the box.
+        radius: of an l2 ball, or None.
+    """
+
+    d: Tensor
+    rows: Tensor
+    lower: Tensor
+    upper: Tensor
+    low: Tensor
+    high: Tensor
+    radius: float | None
+
+
+class RobRelData(LightningDataModule):
+    """Instances of one kind, `instances` for each number of comparisons.
+
+    A training batch is a number: what there is to train on is the instances themselves, all in every step.
 
     Args:
-        batch_size: images of a training batch on each process.
-        eval_batch_size: likewise of validation and test.
-        val_fraction: share of the training set held out for validation, in (0, 1).
-        seed: the run's seed: of the order of training.
+        comparisons: n_c, one number or several.
+        instances: how many for each; the i-th is drawn with seed + i.
+        problem: what they are drawn from; its defaults when null.
+        blocks: training batches of an epoch.
+        eval_batch_size: instances of a test batch.
+        seed: the run's seed.
 
     Raises:
         ValueError: if an option is out of range.
     """
 
     def __init__(
-        self, batch_size: int = 128, eval_batch_size: int = 256, val_fraction: float = 0.1, seed: int = 0
+        self,
+        comparisons: int | list[int] = 20,
+        instances: int = 30,
+        problem: ProblemOptions | None = None,
+        blocks: int = 10,
+        eval_batch_size: int = 8,
+        seed: int = 0,
     ) -> None:
         super().__init__()
-        for option, value in {"batch_size": batch_size, "eval_batch_size": eval_batch_size}.items():
+        self.comparisons = [comparisons] if isinstance(comparisons, int) else list(comparisons)
+        if not self.comparisons or min(self.comparisons) < 0 or len(set(self.comparisons)) < len(self.comparisons):
+            raise ValueError(f"comparisons must be different numbers of at least 0, got {comparisons}")
+        for option, value in {"instances": instances, "blocks": blocks, "eval_batch_size": eval_batch_size}.items():
             if value < 1:
                 raise ValueError(f"{option} must be at least 1, got {value}")
-        if not 0 < val_fraction < 1:
-            raise ValueError(f"val_fraction must lie in (0, 1), got {val_fraction}")
-        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
-        self.val_fraction, self.seed = val_fraction, seed
-        self.parts: dict[str, Dataset[Any]] = {}
+        self.instances, self.blocks, self.eval_batch_size = instances, blocks, eval_batch_size
+        self.options = ProblemOptions() if problem is None else replace(problem)
+        self.seed = seed
+        self.problems: list[Problem] = []
 
     def setup(self, stage: str | None = None) -> None:
-        """Read and split the digits."""
-        digits = load_digits()
-        images = torch.tensor(digits.images, dtype=torch.float32) / 16
-        whole = TensorDataset(images, torch.tensor(digits.target))
-        order = torch.randperm(len(whole), generator=generator(0, "split")).tolist()
-        val_size = max(1, round(self.val_fraction * TRAIN_SIZE))
-        self.parts = {
-            "val": Subset(whole, order[:val_size]),
-            "train": Subset(whole, order[val_size:TRAIN_SIZE]),
-            "test": Subset(whole, order[TRAIN_SIZE:]),
-        }
+        """Draw the instances, those of one number of comparisons after those of another."""
+        if not self.problems:
+            self.problems = [
+                draw_problem(self.options, count, self.seed + i)
+                for count in self.comparisons
+                for i in range(self.instances)
+            ]
 
-    @property
-    def _shard(self) -> dict[str, int]:
-        if self.trainer is None:
-            return {"rank": 0, "world_size": 1}
-        return {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+    def group(self, index: int) -> int:
+        """Return the number of comparisons of an instance."""
+        return self.comparisons[index // self.instances]
+
+    def stacked(self) -> Stacked:
+        """Stack the instances."""
+        sets = [problem.feasible for problem in self.problems]
+        m, k = max(len(s.rows) for s in sets), sets[0].dim
+
+        def pad(arrays: list[Any], fill: float) -> Tensor:
+            out = np.full((len(arrays), m, *arrays[0].shape[1:]), fill)
+            for row, array in zip(out, arrays, strict=True):
+                row[: len(array)] = array
+            return torch.from_numpy(out)
+
+        return Stacked(
+            d=torch.from_numpy(np.stack([problem.d for problem in self.problems])),
+            rows=pad([s.rows for s in sets], 0.0) if m else torch.zeros(len(sets), 0, k, dtype=torch.float64),
+            lower=pad([s.lower for s in sets], -np.inf),
+            upper=pad([s.upper for s in sets], np.inf),
+            low=torch.tensor(sets[0].low),
+            high=torch.tensor(sets[0].high),
+            radius=sets[0].radius,
+        )
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Return shuffled batches; their order depends on seed and epoch only."""
-        part = self.parts["train"]
-        epoch = coming_epoch(self.trainer)
-        sampler = TrainSampler(len(part), self.seed, epoch=epoch, **self._shard)  # type: ignore[arg-type]
-        return DataLoader(part, self.batch_size, sampler=sampler)
-
-    def val_dataloader(self) -> DataLoader[Any]:
-        """Return the validation images, each once."""
-        return self._evaluation_loader("val")
+        """Return the numbers of an epoch's blocks of steps."""
+        return DataLoader(range(self.blocks), batch_size=None)  # type: ignore[arg-type]
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """Return the test images, each once."""
-        return self._evaluation_loader("test")
-
-    def _evaluation_loader(self, name: str) -> DataLoader[Any]:
-        part = self.parts[name]
-        batches = EvalBatchSampler(len(part), self.eval_batch_size, **self._shard)  # type: ignore[arg-type]
-        return DataLoader(part, batch_sampler=batches)
+        """Return the numbers of the instances, each once."""
+        batches = EvalBatchSampler(len(self.problems), self.eval_batch_size)
+        return DataLoader(range(len(self.problems)), batch_sampler=batches)  # type: ignore[arg-type]

@@ -27,8 +27,8 @@ from torch import Tensor
 
 BISECTIONS = 60  # of the scale in a box and a ball that cut each other
 STEP_SIZE = 0.5  # c of α in Sec. 3.6
-# Ours, with oracles: the subgradient jumps between pieces of f, and x overshoots unless α μ ‖g‖² is below the slack
-# that the constraint has; the multipliers then climb to Λ. On random polytopes and demonstrations 0.02 to 0.05 did best.
+# Ours, with oracles: the subgradient jumps between the pieces of f, x overshoots unless α μ ‖g‖² is below the slack
+# that the constraint can have, and the multipliers then climb to Λ. On random polytopes 0.02 to 0.05 did best.
 STEP_SIZE_WITH_CUTS = 0.03
 
 
