@@ -1,9 +1,11 @@
 """Feedback as constraints: rows, and the convex function of a demonstration against its linear programme."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from robrel.exact import conflict, interval
 from robrel.feedback import (
     Demonstration,
     PolicyComparison,
@@ -12,6 +14,7 @@ from robrel.feedback import (
     build,
     optimality_gap,
     simulate_comparisons,
+    values_lifting,
     visits,
 )
 from robrel.mdp import MDP, occupancies, optimal_occupancy, plan, random_policies, returns
@@ -269,3 +272,47 @@ def test_a_bradley_terry_judge_errs_as_often_as_the_logistic_function_says():
 def test_a_judge_refuses_options_out_of_range(options, message):
     with pytest.raises(ValueError, match=message):
         simulate_comparisons(BANDIT, RewardSpace("stage", 1, 3, 1), np.zeros(3), 1, np.random.default_rng(0), **options)
+
+
+def per_stage(seed, states=3, actions=2, horizon=4):
+    """An MDP whose transitions depend on the stage."""
+    rng = np.random.default_rng(seed)
+    table = rng.dirichlet(np.ones(states), size=(horizon, states, actions))
+    return MDP(table, rng.dirichlet(np.ones(states)), horizon)
+
+
+@pytest.mark.parametrize("mdp", [random_mdp(1), per_stage(2)], ids=["stationary", "per stage"])
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["stage", "stationary reward", "linear"])
+def test_the_lifting_of_a_demonstration_is_its_optimality_gap(mdp, place):
+    space = spaces(mdp)[place]
+    expert = occupancies(mdp, random_policies(1, mdp.states, mdp.actions, 1.0, np.random.default_rng(3)))[0]
+    gap, lift = optimality_gap(space, mdp, expert), values_lifting(space, mdp, expert)
+    assert lift.a.shape == (mdp.horizon * mdp.states * mdp.actions, space.dim)
+    for x in np.random.default_rng(4).uniform(-1, 1, (5, space.dim)):
+        least = linprog(lift.h, A_ub=lift.b, b_ub=-(lift.a @ x), bounds=(None, None))
+        assert least.fun + lift.g @ x == pytest.approx(float(gap(x)[0]), abs=1e-9)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["stage", "stationary reward", "linear"])
+def test_answers_by_lifting_are_those_of_cutting_planes(place):
+    mdp = random_mdp(5)
+    space, rng = spaces(mdp)[place], np.random.default_rng(6)
+    first, second, third, other = occupancies(mdp, random_policies(4, mdp.states, mdp.actions, 0.5, rng))
+    best = optimal_occupancy(mdp, space.reward(rng.uniform(-1, 1, space.dim)))[1]
+    items = [PolicyComparison(first, second), Demonstration(best, 0.1), Demonstration(best, 0.3)]
+    lifted = build(space, mdp, items)
+    asked = replace(lifted, cuts=tuple(replace(cut, lifting=None) for cut in lifted.cuts))
+    d = space.coefficients(third - other)
+    one, many = interval(d, lifted), interval(d, asked)
+    assert (one.m, one.M) == pytest.approx((many.m, many.M), abs=1e-6)
+    np.testing.assert_allclose(one.duals_min, many.duals_min, atol=1e-5)
+    np.testing.assert_allclose(one.cut_duals, many.cut_duals, atol=1e-4)
+    assert one.cut_duals[:, 0].all()  # the stricter of the two is what holds m and M
+    assert one.cuts == 0 < many.cuts
+    assert lifted.contains(one.x_min, 1e-7)
+    worst = PolicyComparison(first, best, 0.5)  # no reward makes it true of an expert who is nearly optimal
+    clash = [conflict(build(space, mdp, [worst, Demonstration(best, 0.1)]))]
+    clash.append(conflict(replace(asked, rows=build(space, mdp, [worst]).rows, lower=[0.5], cuts=asked.cuts[:1])))
+    assert clash[0].tau == pytest.approx(clash[1].tau, abs=1e-6)
+    assert clash[0].tau > 0
+    assert clash[0].labels == ("feedback 1", "feedback 2")

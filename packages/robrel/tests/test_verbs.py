@@ -84,7 +84,11 @@ def test_a_margin_makes_the_certificate_strict_and_both_lines_matter(tmp_path, c
     printed = capsys.readouterr().err
     assert "a1 is better" in printed
     assert "strict" in printed
-    assert "WARNING" not in printed
+    assert "│ feedback.jsonl line 1, 2 " in printed
+    # A ball of radius ρ touches x1 <= 1, x2 >= 0 and both lines: 1 - 2 ρ = 1/4 + 2 √2 ρ.
+    rho = 0.75 / (2 + 2 * 2**0.5)
+    centre = {"answer": pytest.approx(1 - 2 * rho), "worst_case_error": pytest.approx(1 - 2 * rho - 0.25)}
+    assert found["others"] == {"Chebyshev centre": centre}
 
 
 def test_swapping_the_policies_negates_the_interval_and_equal_ones_differ_by_exactly_nothing(tmp_path, capsys):
@@ -118,11 +122,12 @@ def test_each_space_of_rewards_and_each_solver_has_its_own_interval(tmp_path):
 
 
 def test_an_anchor_sets_the_scale(tmp_path):
-    """r(a1) = 1 and r <= 1 leave r(a1) - r(a2) in [0, 2]."""
-    found = assessed(tmp_path, write_case(tmp_path, []), "--anchor", "a1")
+    """r(a1) = 1, a1 ≽ a3 ≽ a2 and r >= -1 leave r(a1) - r(a2) in [0, 2], where the anchor alone holds M."""
+    found = assessed(tmp_path, write_case(tmp_path, CHAIN), "--anchor", "a1", "--high", "2")
     assert numbers(found, "m", "M") == pytest.approx([0, 2], abs=1e-6)
     assert found["zero_feasible"] is False
-    assert "the anchor a1" in found["active"]
+    lines = {"feedback.jsonl line 1": 0.0, "feedback.jsonl line 2": 0.0}
+    assert found["duals_max"] == pytest.approx({**lines, "the anchor a1": 1.0})
 
 
 def test_estimated_policies_loosen_the_feedback_and_widen_the_interval_by_beta(tmp_path):
@@ -152,7 +157,7 @@ def test_conflicting_lines_stop_the_command_or_give_way_by_half_their_contradict
     files = write_case(tmp_path, [margin[0], CHAIN[0], margin[1]])
     sentence = refusal(capsys, "assess", *files, "--first=a1", "--second=a2", "--out", tmp_path / "out")
     assert "τ = 0.5 " in sentence
-    assert "feedback.jsonl line 1, feedback.jsonl line 3 " in sentence
+    assert "agrees with feedback.jsonl line 1, 3 unless" in sentence
     assert not (tmp_path / "out").exists()
     found = assessed(tmp_path, files, "--on_conflict", "relax")
     assert "WARNING the feedback conflicts" in capsys.readouterr().err
@@ -176,7 +181,7 @@ def test_the_next_question_is_the_one_that_narrows_most_in_the_worse_case(tmp_pa
     found = questions(text)
     # With a1 ≽ a3, the answer a3 ≽ a2 would give [0, 1], but a2 ≽ a3 leaves [-1, 1].
     expected = {"a1 or a2": [0.5, 0.5, 0.5], "a1 or a3": [1, 1, 1], "a3 or a2": [1, 0.5, 1]}
-    assert list(found)[0] == "a1 or a2"
+    assert next(iter(found)) == "a1 or a2"
     assert found == {name: pytest.approx(widths, abs=1e-6) for name, widths in expected.items()}
     assert main(["next-question", *files, *choice, "--candidates=[a1,a2,a3]", "--top=1"]) == 0
     text = capsys.readouterr().err
@@ -212,7 +217,7 @@ def test_check_lists_every_fault_then_looks_for_conflicts(tmp_path, capsys):
     write_case(tmp_path, [*cycle, CHAIN[0]])
     assert main(["check", *options]) == 1
     (_, clash) = capsys.readouterr().err.strip().splitlines()
-    assert "line 1, feedback.jsonl line 2, feedback.jsonl line 3" in clash
+    assert "agrees with feedback.jsonl line 1, 2, 3 unless" in clash
     assert "τ = 0.3" in clash
     write_case(tmp_path, [{**line, "margin": 0} for line in cycle])
     assert main(["check", *options]) == 0
@@ -311,12 +316,13 @@ def test_one_seed_gives_one_feedback_and_other_policies_are_kept(tmp_path, mdp):
 def test_experts_lose_no_more_than_epsilon_and_almost_all_of_it(tmp_path, mdp, epsilon):
     write_mdp(tmp_path / "mdp.npz", mdp)
     out, reward = simulate(tmp_path, "--count=0", "--demonstrations=5", f"--epsilon={epsilon}")
-    items, _ = read_feedback(out / "feedback.jsonl", mdp, read_policies(out / "policies.npz", mdp))
+    policies = read_policies(out / "policies.npz", mdp)
+    items, _ = read_feedback(out / "feedback.jsonl", mdp, policies)
     lost = np.array([plan(mdp, reward).value - returns(item.occupancy, reward) for item in items])
     assert [item.epsilon for item in items] == [epsilon] * 5
     assert (lost <= epsilon + 1e-12).all()
-    # Neighbouring mixtures differ by at most 1 / 100 of the whole loss.
-    assert (lost >= epsilon - 0.05).all()
+    # All but who can afford to act at random all the time: the others go to within a step of what they may lose.
+    assert np.median(lost) >= epsilon - 0.05
     truth = build(RewardSpace("stationary", 4, 2, 3), mdp, items)
     assert truth.contains(reward.ravel(), 1e-9)
 
@@ -359,10 +365,10 @@ def test_bad_options_of_a_simulation_are_one_sentence(tmp_path, capsys, mdp):
         ("--demonstrations=-1", "demonstrations must be at least 0, got -1"),
         ("--epsilon=-1", "epsilon must be a number of at least 0, got -1"),
         ("--seed=-1", "seed must be at least 0, got -1"),
-        (f"--reward={tmp_path / 'no.npz'}", "there is no file"),
+        (f"--reward={tmp_path / 'no.npz'}", "no.npz does not exist, expected a file of arrays"),
         (f"--reward={tmp_path / 'flat.npz'}", "flat.npz: r must have shape (4, 2)"),
-        (f"--reward={tmp_path / 'pickled.npz'}", "pickled.npz must be an .npz file with an array r"),
-        (f"--reward={tmp_path / 'mdp.npz'}", "mdp.npz must be an .npz file with an array r"),
+        (f"--reward={tmp_path / 'pickled.npz'}", "pickled.npz: array r holds Python objects, which are never loaded"),
+        (f"--reward={tmp_path / 'mdp.npz'}", "mdp.npz must hold an array r, as from-gym writes it, got"),
     ]
     for option, message in cases:
         assert message in refusal(capsys, "simulate-feedback", tmp_path / "mdp.npz", tmp_path / "out", option)
@@ -417,4 +423,5 @@ def test_the_whole_chain_covers_the_true_difference_and_narrows_it(lake, tmp_pat
     exact = interval(space.coefficients(d), build(space, mdp, items))
     assert (found["m"], found["M"]) == pytest.approx((exact.m, exact.M), abs=1e-9)
     assert found["answer"] == pytest.approx((found["m"] + found["M"]) / 2)
-    assert found["chebyshev"]["worst_case_error"] >= found["half_width"] - 1e-9
+    assert all(other["worst_case_error"] >= found["half_width"] - 1e-9 for other in found["others"].values())
+    assert list(found["others"]) == ([] if "--demonstrations=2" in options else ["Chebyshev centre"])

@@ -1,4 +1,4 @@
-"""Rob-ReL (ICLR 2026): robust answers from partially identified rewards; public names. The README says where the rest is.
+"""Rob-ReL (ICLR 2026): robust answers from partially identified rewards. The README says where the rest is.
 
 They are imported on first use, so that the command's `--help` need not wait for torch.
 """

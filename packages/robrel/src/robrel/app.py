@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from shared.papercli import PaperCLI
 
 from robrel.data import RobRelData
@@ -21,7 +22,9 @@ class RobRelCLI(PaperCLI):
     model: RobRelModule
     datamodule: RobRelData
 
-    def before_fit(self) -> None:
-        """Refuse several processes: all instances are one batch, and there are no gradients to share."""
-        if self.make_trainer(None).world_size > 1:
+    def make_trainer(self, checkpoints: Path | None, **overrides: Any) -> Trainer:
+        """Build a trainer; refuses several processes, as all instances are one batch without gradients to share."""
+        trainer = super().make_trainer(checkpoints, **overrides)
+        if trainer.world_size > 1:
             raise ValueError("trainer.devices must be 1: all instances are solved as one batch on one device")
+        return trainer

@@ -134,7 +134,7 @@ def from_gym(name: str, folder: Path, horizon: int = 20) -> None:
         folder: where to write.
         horizon: number of stages H.
     """
-    from robrel.verbs import from_gym
+    from robrel.simulation import from_gym
 
     from_gym(name, folder, horizon)
 
@@ -163,7 +163,7 @@ def simulate_feedback(
         reward: a file with the true reward, such as the reward.npz of `from-gym`; drawn at random when null.
         seed: of all draws.
     """
-    from robrel.verbs import simulate_feedback
+    from robrel.simulation import simulate_feedback
 
     simulate_feedback(mdp, out, count, kind, demonstrations, epsilon, reward, seed)
 

@@ -61,9 +61,7 @@ def study(folder: Path) -> Study:
     """
     common = ["--config=default", "--data.instances=1", "--model.compare=[]"]
     only = {name: OF_COMPARISONS if name.startswith("comparisons") else OF_EXPERTS for name in SETTINGS}
-    # 30 vertices of FrozenLake's set take two minutes: each is a linear program per row of the expert's oracle.
-    only |= {"frozenlake": ["robust", "chebyshev", "max_entropy"]}
-    only |= {"cliffwalking": ["robust", "arbitrary", "chebyshev", "max_entropy"]}
+    only |= {name: ["robust", "arbitrary", "chebyshev", "max_entropy"] for name in ("frozenlake", "cliffwalking")}
     only |= {"feedback": list(FEEDBACK), "iterations": list(ITERATIONS), "samples": [*SAMPLES, *MODEL, *SLACK]}
     return Study(
         package="robrel",

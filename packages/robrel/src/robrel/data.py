@@ -45,7 +45,7 @@ class RobRelData(LightningDataModule):
     Args:
         comparisons: n_c, one number or several.
         instances: how many for each; the i-th is drawn with seed + i.
-        problem: what they are drawn from; its defaults when null.
+        problem: what they are drawn from.
         blocks: training batches of an epoch.
         eval_batch_size: instances of a test batch.
         seed: the run's seed.
@@ -58,7 +58,7 @@ class RobRelData(LightningDataModule):
         self,
         comparisons: int | list[int] = 20,
         instances: int = 30,
-        problem: ProblemOptions | None = None,
+        problem: ProblemOptions = ProblemOptions(),  # noqa: B008
         blocks: int = 10,
         eval_batch_size: int = 8,
         seed: int = 0,
@@ -71,7 +71,7 @@ class RobRelData(LightningDataModule):
             if value < 1:
                 raise ValueError(f"{option} must be at least 1, got {value}")
         self.instances, self.blocks, self.eval_batch_size = instances, blocks, eval_batch_size
-        self.options = ProblemOptions() if problem is None else replace(problem)
+        self.options = replace(problem)
         self.seed = seed
         self.problems: list[Problem] = []
 

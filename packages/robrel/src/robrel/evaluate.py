@@ -60,7 +60,7 @@ def known_interval(problem: Problem) -> Bounds:
 
 def exact_interval(problem: Problem) -> Bounds:
     """Compute [m, M] from exact occupancies: what worst cases are measured by."""
-    if problem.d is problem.exact_d:
+    if problem.feasible is problem.exact_feasible:
         return known_interval(problem)
     found = interval(problem.exact_d, problem.exact_feasible, pool=problem.exact_pool)
     return Bounds(found.m, found.M)

@@ -14,12 +14,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 Oracle = Callable[[Array], tuple[float, Array]]
+
+
+class Lifting(NamedTuple):
+    """A convex f as a linear program of its own, f(x) = min_v { g @ x + h @ v : A x + B v <= 0 }.
+
+    A solver can then hold f(x) <= bound by p further variables and n rows, instead of asking an oracle many times.
+
+    Attributes:
+        a: A (n, k), a sparse SciPy array.
+        b: B (n, p), likewise.
+        g: (k,).
+        h: (p,).
+    """
+
+    a: Any
+    b: Any
+    g: Array
+    h: Array
 
 
 @dataclass(frozen=True)
@@ -33,11 +52,13 @@ class Cut:
         name: what messages call it, such as "feedback.jsonl line 3".
         oracle: x (k,) -> f(x) and a subgradient g (k,): f(y) >= f(x) + g @ (y - x) for every y.
         bound: the largest f(x) that is feasible.
+        lifting: makes f's linear program, where it has one.
     """
 
     name: str
     oracle: Oracle
     bound: float
+    lifting: Callable[[], Lifting] | None = None
 
     def row(self, x: Array) -> tuple[float, Array, float]:
         """Ask the oracle at x (k,).

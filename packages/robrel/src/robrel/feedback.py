@@ -13,12 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
 
-from robrel.feasible import Cut, FeasibleSet
+from robrel.feasible import Cut, FeasibleSet, Lifting
 from robrel.mdp import MDP, as_floats, occupancies, optimal_occupancy, random_policies, rollouts
 from robrel.space import RewardSpace
 
@@ -132,6 +134,38 @@ def optimality_gap(space: RewardSpace, mdp: MDP, expert: Array) -> Callable[[Arr
         return np.asarray((subgradient * x).sum(-1)), subgradient
 
     return gap
+
+
+def values_lifting(space: RewardSpace, mdp: MDP, expert: Array) -> Lifting:
+    """Write the optimality gap of an expert as a linear program over value functions (Sec. 3.2, item 3).
+
+        f(x) = min_V { <μ0, V_1> - <d^E, r> : V_h(s) >= r_h(s, a) + Σ_s' p_h(s'|s, a) V_{h+1}(s'), V_{H+1} = 0 }
+
+    Args:
+        space: what the parameters stand for.
+        mdp: where to plan.
+        expert: d^E (H, S, A).
+
+    Returns:
+        H S variables V and H S A rows.
+    """
+    states, actions, horizon = mdp.states, mdp.actions, mdp.horizon
+    stage = states * actions
+    if space.kind == "stage":
+        rewards = sparse.eye_array(horizon * stage, format="csr")
+    else:
+        own = sparse.eye_array(stage) if space.features is None else sparse.csr_array(space.features)
+        rewards = sparse.vstack([own] * horizon, format="csr")
+    now = sparse.kron(sparse.eye_array(states), np.ones((actions, 1)))  # (S A, S), V_h(s) in the row of each action
+    blocks: list[list[Any]] = [[None] * horizon for _ in range(horizon)]
+    for h in range(horizon):
+        blocks[h][h] = -now
+        if h + 1 < horizon:
+            blocks[h][h + 1] = sparse.csr_array(mdp.table(h))
+    values = sparse.block_array(blocks, format="csr")
+    first = np.zeros(horizon * states)
+    first[:states] = mdp.initial
+    return Lifting(rewards, values, -space.coefficients(expert), first)
 
 
 def build(
@@ -266,7 +300,8 @@ def _cut(space: RewardSpace, mdp: MDP, item: Demonstration, name: str) -> Cut:
         value, subgradient = gap(x)
         return float(value), subgradient
 
-    return Cut(name, oracle, float(item.epsilon))
+    expert = np.asarray(item.occupancy, dtype=np.float64)
+    return Cut(name, oracle, float(item.epsilon), partial(values_lifting, space, mdp, expert))
 
 
 def _occupancy(mdp: MDP, occupancy: ArrayLike, name: str) -> Array:

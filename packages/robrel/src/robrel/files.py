@@ -62,7 +62,7 @@ def read_mdp(path: Path) -> MDPFile:
         FileNotFoundError: if there is no such file.
         ValueError: if it is not in the format; the file and the array are named.
     """
-    arrays = _read_npz(path)
+    arrays = read_npz(path)
     missing, unknown = {"P", "mu0", "H"} - arrays.keys(), arrays.keys() - {"P", "mu0", "H", "features"}
     if missing or unknown:
         fault = f"has no array {min(missing)}" if missing else f"holds an array {min(unknown)}"
@@ -216,7 +216,7 @@ def _record(item: Item, inline: Callable[[Array], list[Any]]) -> dict[str, Any]:
 
 def _policies(path: Path, mdp: MDP) -> tuple[dict[str, Array], list[str]]:
     policies, faults = {}, []
-    for name, array in _read_npz(path).items():
+    for name, array in read_npz(path).items():
         try:
             policies[name] = _one_policy(mdp, array, name)
         except ValueError as error:
@@ -342,7 +342,13 @@ def _in_file_terms(message: str) -> str:
     return message
 
 
-def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """Read the arrays of an .npz file by name; nothing in it is run.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is no .npz file, or an array is damaged or holds Python objects.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist, expected a file of arrays (.npz)")
     if not zipfile.is_zipfile(path):

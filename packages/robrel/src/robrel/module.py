@@ -8,17 +8,31 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
+from torch.optim import Optimizer
 
 from robrel.data import RobRelData
 from robrel.evaluate import METHODS, Bounds, Method, exact_interval, known_interval, measure, rewards_of
-from robrel.primal_dual import BatchCut, PrimalDual
+from robrel.primal_dual import BatchCut, PrimalDual, Solution
 from robrel.problems import PURPOSES, Problem
+
+
+class Blocks(Optimizer):
+    """Takes blocks of steps where an optimiser would take one: Lightning saves only when an optimiser has stepped."""
+
+    def __init__(self, take: Callable[[], object]) -> None:
+        super().__init__([torch.zeros(1)], {})
+        self.take = take
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Take a block of steps."""
+        self.take()
 
 
 class RobRelModule(LightningModule):
@@ -63,20 +77,26 @@ class RobRelModule(LightningModule):
         self.seed = seed
         self.iteration: PrimalDual | None = None
         self._saved: dict[str, Tensor] | None = None
+        self._solution: Solution | None = None
         self._measured: dict[str, list[float]] = defaultdict(list)
 
     def get_extra_state(self) -> dict[str, Tensor]:
         """Return the iteration, which a checkpoint so holds among the weights: iterates, sums and their number."""
         if self.iteration is None:
             return self._saved or {}
-        return self.iteration.state_dict()
+        return self.iteration.state_dict() | {"planned": torch.tensor(self.iteration.planned)}
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
         """Keep a saved iteration until the instances are there."""
         self._saved = dict(state)
 
     def on_fit_start(self) -> None:
-        """Set up the iteration for all instances."""
+        """Set up the iteration for all instances; refuse methods that lack their feedback before anything is solved."""
+        methods = (self.method, *self.compare)
+        if "max_entropy" in methods and self._data.options.expert == "none":
+            raise ValueError("max_entropy needs demonstrations: data.problem.expert must be exact or sampled, got none")
+        if "max_margin" in methods and 0 in self._data.comparisons:
+            raise ValueError("max_margin needs comparisons: data.comparisons must be at least 1, got 0")
         if not self.iterates:
             return
         epochs, blocks = self.trainer.max_epochs or 0, self._data.blocks
@@ -91,13 +111,16 @@ class RobRelModule(LightningModule):
 
     def _set_up(self, steps: int) -> PrimalDual:
         s = self._data.stacked()
-        both = (torch.cat([s.d, -s.d]), *(torch.cat([t, t]) for t in (s.rows, s.lower, s.upper)), s.low, s.high)
+        # For the maximum, the objective is negated.
+        d, rows, lower, upper = (torch.cat(pair).to(self.device) for pair in (
+            (s.d, -s.d), (s.rows, s.rows), (s.lower, s.lower), (s.upper, s.upper),
+        ))  # fmt: skip
         iteration = PrimalDual(
-            *(t.to(self.device) for t in both), s.radius,
+            d, rows, lower, upper, s.low.to(self.device), s.high.to(self.device), s.radius,
             steps=steps, step_size=self.step_size, multiplier_bound=self.multiplier_bound, cuts=self._cuts(),
         )  # fmt: skip
         if self._saved:
-            iteration.load_state_dict(self._saved)
+            iteration.load_state_dict({name: t for name, t in self._saved.items() if name != "planned"})
         return iteration
 
     def _cuts(self) -> list[BatchCut]:
@@ -116,8 +139,7 @@ class RobRelModule(LightningModule):
 
     def training_step(self, batch: int, batch_index: int) -> None:
         """Take a block of steps."""
-        if self.iteration is not None:
-            self.iteration.run(self.block)
+        self.optimizers().step()  # type: ignore[union-attr]
 
     def on_train_epoch_end(self) -> None:
         """Log the computable gap and the violation of the averages: mean and largest over the instances."""
@@ -133,7 +155,8 @@ class RobRelModule(LightningModule):
         if self.iterates and self.iteration is None:
             if not self._saved:
                 raise ValueError("there is nothing to test: the iteration has not begun")
-            self.iteration = self._set_up(max(int(self._saved["steps"]), 1))
+            self.iteration = self._set_up(int(self._saved["planned"]))
+        self._solution = None if self.iteration is None else self.iteration.result()
         self._measured.clear()
 
     def test_step(self, batch: Tensor, batch_index: int) -> None:
@@ -147,7 +170,7 @@ class RobRelModule(LightningModule):
 
     def _measure(self, index: int, problem: Problem) -> dict[str, float]:
         exact, known = exact_interval(problem), known_interval(problem)
-        iteration = self._iterated(index, problem)
+        iteration = self._iterated(index, problem, known)
         bounds = known if iteration is None else iteration[0]
         answers = np.array([(bounds.m + bounds.M) / 2])
         if self.method != "robust":
@@ -164,15 +187,14 @@ class RobRelModule(LightningModule):
         rng = np.random.default_rng([self.seed, PURPOSES.index("baselines")])
         return rewards_of(method, problem, rng) @ problem.d
 
-    def _iterated(self, index: int, problem: Problem) -> tuple[Bounds, dict[str, float]] | None:
-        """Return the certified interval of the iteration, and how far it is from the exact one."""
-        if self.iteration is None:
+    def _iterated(self, index: int, problem: Problem, exact: Bounds) -> tuple[Bounds, dict[str, float]] | None:
+        """Return the certified interval of the iteration, and how far it is from the exact solution."""
+        if self._solution is None:
             return None
-        found, other = self.iteration.result(), index + len(self._data.problems)
+        found, other = self._solution, index + len(self._data.problems)
         m, M = found.dual_bound[index].item(), -found.dual_bound[other].item()
         values = found.value[index].item(), -found.value[other].item()
-        lp = known_interval(problem)
-        ends = lp.m + problem.widening, lp.M - problem.widening
+        ends = exact.m + problem.widening, exact.M - problem.widening
         return Bounds(m - problem.widening, M + problem.widening), {
             "pd_error": (abs(values[0] - ends[0]) + abs(values[1] - ends[1])) / 2,
             "pd_gap": (abs(found.gap[index].item()) + abs(found.gap[other].item())) / 2,
@@ -185,8 +207,14 @@ class RobRelModule(LightningModule):
             self.log(f"test/{name}", float(np.mean(values)))
         self.log("test/n", float(len(self._measured["worst"])))
 
-    def configure_optimizers(self) -> None:
-        """Return none: the iteration has its own steps."""
+    def configure_optimizers(self) -> Optimizer:
+        """Let the iteration take the optimiser's place; exact methods have nothing to do there."""
+
+        def take() -> None:
+            if self.iteration is not None:
+                self.iteration.run(self.block)
+
+        return Blocks(take)
 
     @property
     def _data(self) -> RobRelData:

@@ -1,4 +1,4 @@
-"""Random instances of the experiments: an environment, two policies, a hidden true reward and feedback on it (Sec. 3.6).
+"""Random instances of the experiments: an environment, two policies, a hidden reward and feedback on it (Sec. 3.6).
 
 The question is always how much better the first policy is than the second under the true reward, which the methods do
 not see. All draws are functions of (seed, purpose), so that an instance with more comparisons holds those of the same
@@ -8,8 +8,10 @@ instance with fewer.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +25,9 @@ from robrel.mdp import MDP, occupancies, plan, policy_of, random_policy, rollout
 from robrel.space import Kind, RewardSpace
 
 Array = NDArray[np.float64]
+Estimate: TypeAlias = Callable[[Array], Array]  # a policy -> its occupancy (H, S, A), as it is known
 SlackOption = Literal["none", "relax", "conservative"]
-PURPOSES = ("reward", "policies", "comparisons", "episodes", "exploration", "baselines")
+PURPOSES = ("reward", "policies", "comparisons", "episodes", "exploration", "baselines", "demonstrations")
 
 
 @dataclass
@@ -85,6 +88,8 @@ class ProblemOptions:
             raise ValueError(f"delta must lie in (0, 1), got {self.delta}")
         if not 0 <= self.epsilon < math.inf:
             raise ValueError(f"epsilon must be a finite number of at least 0, got {self.epsilon}")
+        if self.radius is not None and not 0 < self.radius < math.inf:
+            raise ValueError(f"radius must be a finite number > 0 or null, got {self.radius}")
         if self.environment != "gridworld" and self.reward != "stationary":
             raise ValueError(f"reward must be stationary for {self.environment}, which has its own, got {self.reward}")
 
@@ -147,11 +152,14 @@ def draw_problem(options: ProblemOptions, comparisons: int, seed: int) -> Proble
         mdp, space, x_true, comparisons, _rng(seed, "comparisons"), options.kind, flip=options.flip
     )
     d_pair = occupancies(mdp, np.stack([np.broadcast_to(p, optimal.shape) for p in (first, second)]))
-    experts: list[Item] = []
+    experts: list[Demonstration] = []
     if options.expert != "none":
         experts = [Demonstration(occupancies(mdp, optimal), options.epsilon)]
     exact = build(space, mdp, [*items, *experts], radius=options.radius)
     exact_d = space.coefficients(d_pair[0] - d_pair[1])
+    if options.episodes == 0 and options.expert != "sampled":  # nothing is estimated
+        expert = space.coefficients(experts[0].occupancy) if experts else None
+        return Problem(environment, space, exact_d, exact, 0.0, exact_d, exact, expert, mdp, x_true)
 
     planning, estimated = _estimator(options, mdp, seed)
     pair = np.stack([estimated(policy) for policy in (first, second)])
@@ -187,14 +195,13 @@ def _rng(seed: int, purpose: str) -> np.random.Generator:
 
 
 def _environment(options: ProblemOptions, rng: np.random.Generator) -> tuple[Environment, RewardSpace, Array]:
-    if options.environment != "gridworld":
-        own = {"map_name": options.map_name} if options.environment.startswith("FrozenLake") else {}
-        environment = from_gym(options.environment, options.horizon, **own)
-        assert environment.reward is not None
-        mdp = environment.mdp
-        return environment, RewardSpace("stationary", mdp.states, mdp.actions, mdp.horizon), environment.reward.ravel()
-    environment = gridworld(options.size, options.slip, options.horizon)
+    environment = _place(options.environment, options.size, options.slip, options.map_name, options.horizon)
     mdp = environment.mdp
+    if environment.reward is not None:
+        x = environment.reward.ravel()
+        if options.radius is not None and options.radius < (norm := float(np.linalg.norm(x))):
+            raise ValueError(f"radius must be at least {norm:.4g}, the norm of the game's reward, got {options.radius}")
+        return environment, RewardSpace("stationary", mdp.states, mdp.actions, mdp.horizon), x
     features = None
     if options.reward == "linear":
         features = random_features(mdp.states, mdp.actions, options.features, rng)
@@ -203,6 +210,13 @@ def _environment(options: ProblemOptions, rng: np.random.Generator) -> tuple[Env
     if options.radius is not None:
         x *= min(1.0, options.radius / float(np.linalg.norm(x)))
     return environment, space, x
+
+
+@lru_cache(maxsize=2)  # all instances of a run lie in the same one
+def _place(name: str, size: int, slip: float, map_name: str, horizon: int) -> Environment:
+    if name == "gridworld":
+        return gridworld(size, slip, horizon)
+    return from_gym(name, horizon, **({"map_name": map_name} if name.startswith("FrozenLake") else {}))
 
 
 def _policies(
@@ -218,8 +232,8 @@ def _policies(
     return 0.9 * optimal + 0.1 * uniform, uniform, optimal
 
 
-def _estimator(options: ProblemOptions, mdp: MDP, seed: int):  # type: ignore[no-untyped-def]
-    """Return the MDP to plan in, and what turns a policy into its occupancy (H, S, A) as it is known."""
+def _estimator(options: ProblemOptions, mdp: MDP, seed: int) -> tuple[MDP, Estimate]:
+    """Return the MDP to plan in, and how occupancies are estimated."""
     if options.episodes == 0:
         return mdp, lambda policy: occupancies(mdp, policy)
     if options.estimate == "model":
@@ -236,11 +250,11 @@ def _estimator(options: ProblemOptions, mdp: MDP, seed: int):  # type: ignore[no
 
 
 def _frequencies(options: ProblemOptions, mdp: MDP, policy: Array, seed: int) -> Array:
-    walks = rollouts(mdp, policy, options.demonstrations, _rng(seed, "exploration"))
+    walks = rollouts(mdp, policy, options.demonstrations, _rng(seed, "demonstrations"))
     return empirical_occupancies(*walks, mdp.states, mdp.actions)
 
 
-def _estimated(item: Item, estimate) -> Item:  # type: ignore[no-untyped-def]
+def _estimated(item: Item, estimate: Estimate) -> Item:
     """Replace the exact occupancies of a comparison by estimated ones; trajectories are what they are."""
     if isinstance(item, TrajectoryComparison | Demonstration):
         return item

@@ -7,7 +7,8 @@
 
 s is what all constraints give way by (w > 0) or how far the solution keeps clear of them (w < 0). Without γ it is 0.
 Constraints known through an oracle are met one row at a time: solve, ask the oracle at the solution, add the row that
-it breaks, repeat. Rows found so are kept in a `Pool`. HiGHS solves the programs, or Clarabel (cvxpy) with
+it breaks, repeat. Rows found so are kept in a `Pool`. Where f is a linear program of its own (`Lifting`), HiGHS takes
+its variables and rows instead, which is one program for hundreds. HiGHS solves the programs, or Clarabel (cvxpy) with
 an l2 ball.
 """
 
@@ -18,9 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from scipy import sparse
 from scipy.optimize import linprog
 
-from .feasible import Array, Cut, FeasibleSet
+from .feasible import Array, Cut, FeasibleSet, Lifting
 
 Solver = Literal["auto", "lp", "cone"]
 Weights = Callable[[Array], Array]
@@ -81,7 +83,7 @@ class _Program(NamedTuple):
     """Minimise c @ z subject to a z <= b, e z = h, low <= z <= high, ‖z[:-1]‖₂ <= radius + of_ball z[-1]."""
 
     c: Array
-    a: Array
+    a: Any
     b: Array
     e: Array
     h: Array
@@ -126,14 +128,45 @@ def minimise(
     solve = _solve_lp if solver == "lp" or (solver == "auto" and feasible.radius is None) else _solve_cone
     pool = Pool() if pool is None else pool
     weigh_cut = slack.of_cuts or slack.of_rows
+    lifted = _lifted(feasible, slack) if solve is _solve_lp else {}
     weight = np.where(feasible.equalities & (slack.gamma <= 0), 0.0, slack.of_rows(feasible.rows))
     for _ in range(rounds):
-        found = _solve(c, feasible, slack, weight, weigh_cut, pool, solve)
-        broken = [_separate(i, cut, found, slack.probe, weigh_cut, pool) for i, cut in enumerate(feasible.cuts)]
+        found = _solve(c, feasible, slack, weight, weigh_cut, pool, solve, lifted)
+        asked = ((i, cut) for i, cut in enumerate(feasible.cuts) if i not in lifted)
+        broken = [_separate(i, cut, found, slack.probe, weigh_cut, pool) for i, cut in asked]
         if not any(broken):
             return found
     raise RuntimeError(
         f"cutting planes did not satisfy {', '.join(cut.name for cut in feasible.cuts)} in {rounds} rounds"
+    )
+
+
+def _lifted(feasible: FeasibleSet, slack: Slack) -> dict[int, Lifting]:
+    """Make the linear programs of those oracles that have one; a ball around x needs rows in x alone."""
+    if slack.probe:
+        return {}
+    return {i: cut.lifting() for i, cut in enumerate(feasible.cuts) if cut.lifting is not None}
+
+
+def _extended(p: _Program, feasible: FeasibleSet, lifted: dict[int, Lifting], weigh: Weights) -> _Program:
+    """Add the variables v and the rows of liftings, that of the bound last in each; z becomes (x, s, v, ...)."""
+    blocks: list[list[Any]] = [[sparse.csr_array(p.a), *[None] * len(lifted)]]
+    limits, sizes = [p.b], [len(lift.h) for lift in lifted.values()]
+    for place, (i, lift) in enumerate(lifted.items()):
+        row: list[Any] = [None] * len(lifted)
+        row[place] = sparse.vstack([lift.b, sparse.csr_array(lift.h[None])])
+        yields = np.append(np.zeros(lift.a.shape[0]), -weigh(lift.g[None]))
+        of_x = sparse.vstack([lift.a, sparse.csr_array(lift.g[None])])
+        blocks.append([sparse.hstack([of_x, sparse.csr_array(yields[:, None])]), *row])
+        limits.append(np.append(np.zeros(lift.a.shape[0]), feasible.cuts[i].bound))
+    free = np.full(sum(sizes), np.inf)
+    return p._replace(
+        c=np.append(p.c, np.zeros(sum(sizes))),
+        a=sparse.block_array(blocks, format="csr"),
+        b=np.concatenate(limits),
+        e=sparse.hstack([sparse.csr_array(p.e), sparse.csr_array((len(p.h), sum(sizes)))], format="csr"),
+        low=np.append(p.low, -free),
+        high=np.append(p.high, free),
     )
 
 
@@ -161,6 +194,7 @@ def _solve(
     weigh_cut: Weights,
     pool: Pool,
     solve: Callable[[_Program], tuple[Array, Array, Array]],
+    lifted: dict[int, Lifting],
 ) -> Found:
     """Solve one program and give its multipliers back to rows and oracles."""
     k = feasible.dim
@@ -173,24 +207,29 @@ def _solve(
     rows = feasible.rows
     # A negated row gives way by its own weight, not by the negated one.
     yields = np.concatenate([weight[below], weight[above], weigh_cut(g)])
-    found, by_inequality, by_equality = solve(
-        _Program(
-            c=np.append(c, slack.gamma),
-            a=np.column_stack([np.concatenate([rows[below], -rows[above], g]), -yields]),
-            b=np.concatenate([feasible.upper[below], -feasible.lower[above], limits]),
-            e=np.column_stack([rows[fixed], np.zeros(fixed.sum())]),
-            h=feasible.upper[fixed],
-            low=np.append(feasible.low, 0.0),
-            high=np.append(feasible.high, np.inf if slack.gamma else 0.0),
-            radius=feasible.radius,
-            of_ball=slack.of_ball,
-        )
+    program = _Program(
+        c=np.append(c, slack.gamma),
+        a=np.column_stack([np.concatenate([rows[below], -rows[above], g]), -yields]),
+        b=np.concatenate([feasible.upper[below], -feasible.lower[above], limits]),
+        e=np.column_stack([rows[fixed], np.zeros(fixed.sum())]),
+        h=feasible.upper[fixed],
+        low=np.append(feasible.low, 0.0),
+        high=np.append(feasible.high, np.inf if slack.gamma else 0.0),
+        radius=feasible.radius,
+        of_ball=slack.of_ball,
     )
+    own = len(program.b)
+    found, by_inequality, by_equality = solve(_extended(program, feasible, lifted, weigh_cut) if lifted else program)
+    lifts, by_inequality = by_inequality[own:], by_inequality[:own]
     duals, cut_duals = np.zeros(len(rows)), np.zeros(len(feasible.cuts))
     duals[below] += by_inequality[: len(below)]
     duals[above] -= by_inequality[len(below) : len(below) + len(above)]
     duals[fixed] = by_equality
     np.add.at(cut_duals, owners, by_inequality[len(below) + len(above) :])
+    for i, lift in lifted.items():
+        size = lift.a.shape[0] + 1
+        cut_duals[i] += lifts[size - 1]
+        lifts = lifts[size:]
     return Found(found[:k], float(found[k]), duals, cut_duals, len(pool))
 
 
