@@ -120,6 +120,19 @@ def test_the_newest_is_the_one_with_the_most_steps_whatever_its_date(tmp_path):
     assert newest(tmp_path).name == "epoch=9.ckpt"
 
 
+def test_the_best_is_resumed_from_only_if_there_is_no_other(tmp_path):
+    save(checkpoint(9), tmp_path / "best.ckpt", MANIFEST)  # written within an epoch
+    assert newest(tmp_path).name == "best.ckpt"
+    save(checkpoint(6), tmp_path / "epoch=6.ckpt", MANIFEST)
+    assert newest(tmp_path).name == "epoch=6.ckpt"
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path):
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(CheckpointError, match="taken is a folder, expected the name of a file to write"):
+        save(checkpoint(1), tmp_path / "taken", MANIFEST)
+
+
 def test_resuming_falls_back_to_the_newest_good_checkpoint_and_says_so(tmp_path):
     for step in (3, 6, 9):
         save(checkpoint(step), tmp_path / f"epoch={step}.ckpt", MANIFEST)

@@ -180,8 +180,8 @@ def test_plan_compares_given_losses_with_the_mean_over_all_pools(text, capsys):
         ("10 --losses nowhere.txt", "there is no file nowhere.txt"),
         ("10 --losses four.txt", "four.txt holds 4 losses, expected n = 10"),
         ("4 --losses words.txt", "words.txt must hold one loss a line or a column `score` or `loss`"),
-        ("4 --losses infinite.txt", "infinite.txt must hold finite losses, at least one"),
-        ("4 --losses empty.txt", "empty.txt must hold finite losses, at least one"),
+        ("4 --losses infinite.txt", "infinite.txt: loss 2 is inf, as of a sample never trained on"),
+        ("4 --losses empty.txt", "empty.txt must hold at least one loss"),
         ("2 --losses short.csv", "short.csv must hold one loss a line"),
         ("4 --losses picture.png", "picture.png must hold one loss a line"),
     ],
@@ -397,7 +397,7 @@ def test_losses_that_are_no_numbers_are_skipped_and_counted_on_request(monkeypat
         ("--data.pruning.keep 0.0001", "keep 0.0001 of 1080 samples rounds to none"),
         ("--data.pruning.policy nonsense", "data.pruning.policy"),
         ("--data.pruning.policy ucb --data.pruning.round step", "round must be epoch for the policy ucb, got step"),
-        ("--data.pruning.initial_score .nan", "the initial score must be a number or inf, got nan"),
+        ("--data.pruning.initial_score .nan", "initial_score must be a number or inf, got nan"),
         ("--model.optim.max_lr 0", "optim.max_lr must be a finite number > 0, got 0.0"),
         ("--model.num_classes 7", "model.num_classes must be 10 for digits, got 7"),
         ("--model.in_channels 3", "model.in_channels must be 1 for digits, got 3"),
@@ -432,6 +432,35 @@ def command(*words):
 def finish(process):
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
+
+
+@pytest.mark.parametrize("policy", ["orderdp", "static"])
+def test_resuming_a_finished_run_changes_none_of_its_results(policy):
+    run = f"finished-{policy}"
+    assert main(["train", *TINY, "--data.pruning.policy", policy, "--run_dir", run]) == 0
+    before = results(run)
+    assert main(["train", "--resume", run]) == 0
+    assert results(run) == before
+
+
+def test_a_run_with_a_checkpoint_within_its_first_epoch_only_can_be_resumed(monkeypatch):
+    validate = ["--trainer.val_check_interval", "0.5", "--data.batch_size", "64"]
+
+    def stop(module, *rest):
+        if module.global_step == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OrderDPModule, "on_train_batch_end", stop)
+        assert main(["train", *TINY, *validate, "--run_dir", "early"]) == 130
+    assert [file.name for file in Path("early/checkpoints").iterdir()] == ["best.ckpt"]
+    assert main(["train", "--resume", "early"]) == 0
+    assert results("early")["n"] == 597
+
+
+def test_testing_on_images_of_another_shape_is_one_sentence(capsys):
+    assert main(["test", "tiny", "--data.dataset", "mnist5k"]) == 2
+    assert "model.image_size must be 28 for mnist5k, got 8" in the_error(capsys)
 
 
 @pytest.mark.slow

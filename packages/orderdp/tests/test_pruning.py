@@ -12,7 +12,7 @@ from orderdp.baselines import POLICIES, Pruning
 from orderdp.pruning import IndexedBatch, PruningMixin, ScoreUpdates, pruned_loader
 from orderdp.sampler import Pruner
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, WeightedRandomSampler
 
 N, BATCH = 30, 4
 
@@ -207,11 +207,36 @@ def test_losses_must_be_returned():
 
 def test_weights_of_infobatch_must_be_in_the_loss():
     fit(Line(weighted=True), PrunedPoints(Pruning("infobatch")), epochs=3)
-    with pytest.raises(
-        ValueError, match=r"the policy infobatch needs its weights: the loss must be \(weights \* losses"
-    ):
-        fit(Line(weighted=False), PrunedPoints(Pruning("infobatch")), epochs=3)
+    for options in ({}, {"accumulate_grad_batches": 2}):
+        with pytest.raises(ValueError, match=r"have weights .* the loss must be \(weights \* losses\)\.mean\(\)"):
+            fit(Line(weighted=False), PrunedPoints(Pruning("infobatch")), epochs=3, **options)
     fit(Line(weighted=False), PrunedPoints(Pruning("orderdp")), epochs=3)
+
+
+@pytest.mark.parametrize("sampler", [SubsetRandomSampler(range(10)), WeightedRandomSampler(torch.ones(N), N)])
+def test_a_sampler_that_does_not_cover_the_dataset_evenly_is_refused(sampler):
+    with pytest.raises(ValueError, match=f"a {type(sampler).__name__} that does not cover the dataset evenly"):
+        fit(Line(), PrunedPoints(Pruning(), sampler=sampler))
+
+
+def test_another_trainer_begins_with_new_scores_and_the_same_one_goes_on():
+    data, runner = PrunedPoints(Pruning(keep=0.3, explore=0.6)), trainer(2)
+    runner.fit(Line(), data)
+    first = data.pruner
+    assert first.rounds_begun == 2
+    runner.fit_loop.max_epochs = 3
+    runner.fit(Line(), data)
+    assert data.pruner is first
+    assert (data.pruner.rounds_begun, data.rounds) == (3, 3)
+    assert fit(Line(), data) is not first
+    assert data.pruner.rounds_begun == 1
+
+
+def test_a_training_that_tells_no_losses_is_warned_of():
+    quiet = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu", "enable_checkpointing": False}
+    silent = Trainer(max_epochs=2, reload_dataloaders_every_n_epochs=1, use_distributed_sampler=False, **quiet)
+    with pytest.warns(UserWarning, match="the last round told no losses: call update"):
+        silent.fit(Line(), PrunedPoints(Pruning()))
 
 
 @pytest.mark.parametrize("policy", ["orderdp", "infobatch", "static"])

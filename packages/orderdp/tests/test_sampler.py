@@ -148,6 +148,28 @@ def test_samples_seen_are_counted_exactly():
     assert pruner.seen == pruner.scores.visits.sum() == 4 * 15
 
 
+@pytest.mark.parametrize("policy", ["orderdp", "static"])
+@pytest.mark.parametrize(
+    ("indices", "losses", "message"),
+    [
+        ([0, 1], [0.5], "got 2 indices and 1 losses"),
+        ([0, 1], [0.5, math.nan], "the loss of sample 1 is nan"),
+        ([-1], [0.5], r"indices must lie in \[0, 10\)"),
+    ],
+)
+def test_an_update_that_is_refused_counts_nothing(policy, indices, losses, message):
+    pruner = Pruner(10, 4, Pruning(policy, keep=0.4))
+    for _ in range(3):
+        for batch in pruner:
+            pruner.update(batch, [1.0] * len(batch))
+    before = pruner.state_dict()
+    with pytest.raises(ValueError, match=message):
+        pruner.update(indices, losses)
+    after = pruner.state_dict()
+    assert after["seen"] == before["seen"]
+    assert torch.equal(after["visits"], before["visits"])
+
+
 def test_static_keeps_the_losses_of_its_first_round():
     pruner = Pruner(10, 5, Pruning("static", keep=0.3))
     rounds = run(pruner, 3)

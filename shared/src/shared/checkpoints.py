@@ -63,6 +63,8 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     Yields:
         The open temporary file, in the destination's folder so that the rename is atomic.
     """
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, expected the name of a file to write")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -128,7 +130,7 @@ def load(path: Path, *, package: str | None = None, map_location: Any = None, mm
         foreign = re.search(r"GLOBAL (\S+)", str(error))
         what = f"it holds {foreign[1]}, which could run code" if foreign else "it is damaged or of another kind"
         raise CheckpointError(f"{path} is refused: {what}") from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except (RuntimeError, EOFError, OSError, ValueError, LookupError) as error:
         raise CheckpointError(f"{path} is truncated or no checkpoint ({_reason(error)})") from error
     found = checkpoint.get("manifest", {}) if isinstance(checkpoint, dict) else {}
     if not isinstance(found, dict) or "package" not in found:
@@ -139,7 +141,7 @@ def load(path: Path, *, package: str | None = None, map_location: Any = None, mm
 
 
 def newest(folder: Path, *, package: str | None = None, warn: Callable[[str], None] = print) -> Path:
-    """Find the checkpoint to resume from: the readable one with the most steps.
+    """Find the checkpoint to resume from: the readable one with the most steps, `best` only if there is no other.
 
     Damaged and foreign files are passed over with a warning; nothing is changed.
 
@@ -154,7 +156,7 @@ def newest(folder: Path, *, package: str | None = None, warn: Callable[[str], No
     Raises:
         FileNotFoundError: if no file in the folder is good.
     """
-    progress: dict[Path, tuple[int, bool]] = {}
+    progress: dict[Path, tuple[bool, int]] = {}
     passed_over = False
     for path in sorted(folder.glob("*.ckpt")):
         try:
@@ -165,7 +167,7 @@ def newest(folder: Path, *, package: str | None = None, warn: Callable[[str], No
             passed_over = True
             warn(str(error))
         else:
-            progress[path] = (step, path.stem != "best")  # best.ckpt is written before the epoch has ended
+            progress[path] = (path.stem != "best", step)  # best.ckpt may have been written within an epoch
     if not progress:
         raise FileNotFoundError(f"there is no usable checkpoint in {folder}")
     best = max(progress, key=lambda path: progress[path])

@@ -80,11 +80,13 @@ class EndTestOnSigterm(Callback):
 
 @contextmanager
 def ended_by_signals(trainer: Trainer) -> Iterator[None]:
-    """Turn Lightning's exits after Ctrl-C and SIGTERM into KeyboardInterrupt and the shell's code 143."""
+    """Turn Lightning's exits after Ctrl-C and SIGTERM into KeyboardInterrupt and 143, bad options into a ValueError."""
     try:
         yield
     except SIGTERMException:
         sys.exit(TERMINATED)
+    except MisconfigurationException as error:
+        raise ValueError(f"trainer: {' '.join(str(error).split())}") from error
     except SystemExit:
         if trainer.interrupted:
             raise KeyboardInterrupt from None

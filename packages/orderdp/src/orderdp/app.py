@@ -26,7 +26,16 @@ class OrderDPCLI(PaperCLI):
     datamodule: OrderDPData
 
     def before_fit(self) -> None:
-        """Refuse a network whose shape is not that of the data."""
+        """Refuse a network whose shape is not that of the data, before anything is trained."""
+        self.check_shapes()
+
+    def run_test(self) -> dict[str, float]:
+        """Test; the data may be another than that of the training."""
+        self.check_shapes()
+        return super().run_test()
+
+    def check_shapes(self) -> None:
+        """Raise ValueError unless the network takes the data's images and has its classes."""
         channels, side, _ = self.datamodule.image_shape
         needed = {"num_classes": self.datamodule.num_classes, "in_channels": channels, "image_size": side}
         for option, needs in needed.items():
@@ -36,15 +45,15 @@ class OrderDPCLI(PaperCLI):
 
     def after_test(self) -> dict[str, float]:
         """Return what the training cost: the share of samples seen, exactly, and the seconds of its loop."""
-        pruner = self.datamodule.pruner
-        if pruner is None or not pruner.rounds_begun:
+        pruner, rounds = self.datamodule.pruner, self.datamodule.rounds
+        if pruner is None or not rounds:
             return {}
         if pruner.scores.skipped:
             log.warning("%d losses were not finite: their samples kept their scores", pruner.scores.skipped)
         if self.trainer.is_global_zero and not self.quiet:
-            draw_usage(pruner.scores.visits, pruner.rounds_begun, self.run_dir / "figures" / "usage.png")
+            draw_usage(pruner.scores.visits, rounds, self.run_dir / "figures" / "usage.png")
         return {
-            "seen": pruner.seen / (pruner.n * pruner.rounds_begun),
+            "seen": pruner.seen / (pruner.n * rounds),
             "samples": float(pruner.seen),
             "steps": float(self.trainer.global_step),
             "train_seconds": self.model.train_seconds,

@@ -70,6 +70,10 @@ class Pruning:
                 raise ValueError(f"{option} must lie in [0, 1], got {value}")
         if not 0 <= self.prune < 1:
             raise ValueError(f"prune must lie in [0, 1), got {self.prune}")
+        if math.isnan(self.initial_score) or self.initial_score == -math.inf:
+            raise ValueError(f"initial_score must be a number or inf, got {self.initial_score}")
+        if self.non_finite not in ("raise", "skip"):
+            raise ValueError(f"non_finite must be raise or skip, got {self.non_finite!r}")
         if not 0 <= self.ucb_c < math.inf:
             raise ValueError(f"ucb_c must be a finite number >= 0, got {self.ucb_c}")
 

@@ -134,6 +134,7 @@ class OrderDPModule(LightningModule):
         """Refuse a training without an end: the schedule needs one."""
         if (self.trainer.max_epochs or -1) < 0:
             raise ValueError("trainer.max_epochs must be set: the learning rate follows the share of the training done")
+        self.epoch_began = time.perf_counter()  # of an epoch that is resumed in its middle, Lightning tells no start
 
     def on_train_epoch_start(self) -> None:
         """Note the time."""

@@ -9,8 +9,9 @@
     trainer.fit(model, MyPrunedData())
 
 The model's `training_step` returns `{"loss": losses.mean(), "losses": losses}`, where `losses` holds one loss per
-sample. It receives its batches as before: the indices of the samples stay between the mix-in and the callback.
-Scores and counters are in every checkpoint.
+sample; where `self.trainer.datamodule.weights` is not None, the loss is `(weights * losses).mean()`. It receives its
+batches as before: the indices of the samples stay between the mix-in and the callback. Scores and counters are in
+every checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, WeightedRandomSampler
 
 from .baselines import Pruning
 from .sampler import Pruner, Round, size_of
@@ -76,7 +77,7 @@ def pruned_loader(loader: DataLoader[Any], batches: Sampler[list[int]]) -> DataL
     """Make a loader like another one, but over the batches of a `Pruner` or of one of its rounds.
 
     Args:
-        loader: over the whole dataset; its order and batches are not looked at.
+        loader: over the whole dataset; its sampler and `drop_last` are replaced.
         batches: indices of each batch.
 
     Returns:
@@ -114,6 +115,12 @@ class PruningMixin(_Base):
     weights: Tensor | None = None
     _restored: dict[str, Any] | None = None
     _waiting: Round | None = None
+    _trained_by: Any = None  # a trainer's fit goes on with the scores of its earlier one; another trainer begins anew
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds that were trained on, the running one included."""
+        return 0 if self.pruner is None else self.pruner.rounds_begun - (self._waiting is not None)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return the batches of the next round.
@@ -124,8 +131,8 @@ class PruningMixin(_Base):
         loader = super().train_dataloader()
         if not isinstance(loader, DataLoader):
             raise ValueError(f"pruning needs one training DataLoader, got {type(loader).__name__}")
-        if self.pruner is None:
-            self.pruner = self._new_pruner(loader)
+        if self.pruner is None or self.trainer is not self._trained_by:
+            self.pruner, self._trained_by, self._waiting = self._new_pruner(loader), self.trainer, None
             if self._restored is not None:
                 self.pruner.load_state_dict(self._restored)
         # A round of its own, because Lightning may iterate over the loader of an epoch more than once. It also asks
@@ -139,6 +146,7 @@ class PruningMixin(_Base):
         if batch_size is None:
             raise ValueError("the training loader has no batch_size")
         n, trainer = size_of(loader.dataset), self.trainer
+        check_sampler(loader, n, 1 if trainer is None else trainer.world_size)
         if trainer is None:
             return Pruner(n, batch_size, self.pruning, seed=self.seed)
         check_trainer(trainer)
@@ -169,6 +177,17 @@ class PruningMixin(_Base):
         self._restored = rest.pop("pruner", None)
         self.pruner = self._waiting = None
         super().load_state_dict(rest)
+
+
+def check_sampler(loader: DataLoader[Any], n: int, world_size: int) -> None:
+    """Raise ValueError for a loader that draws from part of its dataset or not evenly: pruning takes its place."""
+    sampler: Any = loader.sampler
+    whole = not hasattr(sampler, "__len__") or len(sampler) * world_size >= n
+    if not whole or isinstance(sampler, WeightedRandomSampler):
+        raise ValueError(
+            f"pruning replaces the training loader's sampler, a {type(sampler).__name__} that does not cover the "
+            "dataset evenly: give it the samples to train on as a dataset, such as torch.utils.data.Subset"
+        )
 
 
 def check_trainer(trainer: Any) -> None:
@@ -203,11 +222,14 @@ class ScoreUpdates(Callback):
         if losses is None:
             raise ValueError('training_step must return {"loss": ..., "losses": ...} with the loss of each sample')
         data.pruner.update(data.indices, losses)
-        if data.weights is not None and "loss" in outputs and not _is_weighted(outputs["loss"], losses, data.weights):
-            raise ValueError(
-                f"the policy {data.pruning.policy} needs its weights: the loss must be (weights * losses).mean(), "
-                "with self.trainer.datamodule.weights"
-            )
+        if data.weights is not None and "loss" in outputs:
+            loss = outputs["loss"] * trainer.accumulate_grad_batches  # which Lightning has divided by
+            if not _is_weighted(loss, losses, data.weights):
+                raise ValueError(
+                    "the samples of this batch have weights (those of infobatch, or those that level unequal parts "
+                    "of a batch on several processes): the loss must be (weights * losses).mean(), with the weights of "
+                    "self.trainer.datamodule.weights where they are not None"
+                )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Exchange the scores before a checkpoint is written."""

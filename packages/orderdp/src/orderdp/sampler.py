@@ -5,7 +5,7 @@
     for epoch in range(epochs):
         for indices, (x, y) in loader:
             losses = F.cross_entropy(model(x), y, reduction="none")
-            losses.mean().backward()
+            losses.mean().backward()  # with weights: (pruner.weights(indices) * losses).mean()
             ...
             pruner.update(indices, losses)
 
@@ -15,6 +15,7 @@ the same selection, and the scores are exchanged once a round, with integer indi
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -129,6 +130,7 @@ class Pruner(Sampler[list[int]]):
         self.rank, self.world_size = rank, world_size
         self.scores = self.pruning.new_scores(n)
         self.rounds_begun = self.seen = 0
+        self._seen_before = -1
         self.current: Round | None = None
         self._weights: Floats | None = None
         self._unshared: list[tuple[Indices, Floats]] = []
@@ -160,6 +162,11 @@ class Pruner(Sampler[list[int]]):
             Its batches on this process. They may be iterated over more than once, as some loops do.
         """
         self.synchronise()
+        if self.rounds_begun and self.seen == self._seen_before:
+            warnings.warn(
+                "the last round told no losses: call update (or use ScoreUpdates) after each step", stacklevel=2
+            )
+        self._seen_before = self.seen
         t, self.rounds_begun = self.rounds_begun, self.rounds_begun + 1
         self._weights = None
         if self.pruning.round == "step":
@@ -197,10 +204,10 @@ class Pruner(Sampler[list[int]]):
             ValueError: as `Scores.update`.
         """
         where, loss = as_indices(indices), as_losses(losses)
+        self.scores.check(where, loss)
         if self.world_size == 1:
             self._store(where, loss)
             return
-        self.scores.check(where, loss)
         self._unshared.append((where, loss))
         if self.pruning.round == "step":
             self.synchronise()
@@ -241,6 +248,7 @@ class Pruner(Sampler[list[int]]):
         self.scores.visits = state["visits"].numpy().copy()
         self.scores.skipped = state["skipped"]
         self.rounds_begun, self.seen = state["rounds_begun"], state["seen"]
+        self._seen_before = -1
         self._unshared = []
 
     def _rng(self, *place: int) -> np.random.Generator:

@@ -52,7 +52,8 @@ def plan(
     if values is not None:
         surrogate = surrogate_loss(values, s, q)
         rows["mean loss L"] = f"{values.mean():.6g}"
-        rows["surrogate L_q"] = f"{surrogate:.6g}, {surrogate / values.mean():.4g} times L"
+        times = f", {surrogate / values.mean():.4g} times L" if values.mean() else ""
+        rows["surrogate L_q"] = f"{surrogate:.6g}{times}"
     table = Table(show_header=False)
     for name, value in rows.items():
         table.add_row(name, str(value))
@@ -134,6 +135,9 @@ def read_losses(file: Path) -> NDArray[np.float64]:
         raise ValueError(
             f"{file} must hold one loss a line or a column `score` or `loss`: {one_line(error)}"
         ) from error
-    if not len(values) or not np.isfinite(values).all():
-        raise ValueError(f"{file} must hold finite losses, at least one")
+    if not len(values):
+        raise ValueError(f"{file} must hold at least one loss")
+    if not np.isfinite(values).all():
+        first = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise ValueError(f"{file}: loss {first} is {values[first]}, as of a sample never trained on; expected a number")
     return values
