@@ -52,7 +52,7 @@ SMALL_ABLATIONS: dict[str, list[str]] = {
     "ρ = 1 (top q)": ["--data.pruning.explore=1"],
 }
 
-SEEDS = range(16)
+SEEDS = range(12)
 
 # Half of the grid of a policy with an option of its own, all of the grid of one without. InfoBatch's weights make its
 # gradients larger by about n over the number kept, so its rates are lower.
