@@ -6,6 +6,7 @@ import pickle
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -40,7 +41,10 @@ def with_parts(ranks: int = 1, rank: int = 0, **options: object) -> NATDataModul
     module = NATDataModule(**options)
     module.parts = {"train": numbered(11), "val": numbered(5, 50), "test": numbered(7, 100)}
     if ranks > 1:
-        module.trainer = type("Ranks", (), {"global_rank": rank, "world_size": ranks, "training": False})()
+        progress = SimpleNamespace(current=SimpleNamespace(processed=0))
+        module.trainer = SimpleNamespace(
+            global_rank=rank, world_size=ranks, training=False, fit_loop=SimpleNamespace(epoch_progress=progress)
+        )
     return module
 
 

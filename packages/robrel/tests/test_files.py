@@ -291,3 +291,27 @@ def test_a_folder_saved_by_imitation_is_read_without_decoding_its_infos(tmp_path
         read_imitation(tmp_path / "half", mdp)
     with pytest.raises(FileNotFoundError, match="is no folder"):
         read_imitation(tmp_path / "nowhere", mdp)
+
+
+def test_a_file_damaged_anywhere_is_a_sentence_or_reads_as_it_was(tmp_path):
+    path = tmp_path / "mdp.npz"
+    mdp = MDP(np.full((2, 2, 2), 0.5), np.array([0.5, 0.5]), 3)
+    np.savez_compressed(path, P=mdp.transitions, mu0=mdp.initial, H=3)
+    whole, rng = path.read_bytes(), np.random.default_rng(0)
+    refusals = []
+    for _ in range(300):
+        damaged = bytearray(whole)
+        damaged[rng.integers(len(damaged))] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged)
+        try:
+            read_mdp(path)
+        except ValueError as error:
+            refusals.append(str(error))
+    assert len(refusals) > 100
+    assert all(refusal.startswith(str(path)) for refusal in refusals)
+
+
+def test_a_horizon_that_no_memory_holds_is_refused(tmp_path):
+    np.savez(tmp_path / "mdp.npz", P=np.ones((1, 1, 1)), mu0=np.ones(1), H=10**9)
+    with pytest.raises(ValueError, match="H must be at most 1000000, got 1000000000"):
+        read_mdp(tmp_path / "mdp.npz")

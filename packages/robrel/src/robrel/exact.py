@@ -111,7 +111,7 @@ def extreme(
     Raises:
         Infeasible: if the set is empty.
         ValueError: if the objective is no finite (k,), or `lp` is asked for with an l2 ball.
-        RuntimeError: if the oracles are not satisfied after `rounds`, or the solver breaks down.
+        Unsolved: if the oracles are not satisfied after `rounds`, or the solver breaks down.
     """
     c = check_direction(objective, feasible)
     found = minimise(c, feasible, Slack(0.0, no_weight), solver, pool, rounds)
@@ -141,7 +141,7 @@ def interval(
     Raises:
         Infeasible: if the set is empty.
         ValueError: as in `extreme`.
-        RuntimeError: as in `extreme`.
+        Unsolved: as in `extreme`.
     """
     c = check_direction(d, feasible)
     shared = Pool() if pool is None else pool
@@ -177,7 +177,7 @@ def conflict(
 
     Raises:
         Infeasible: if the box and the ball have no point in common.
-        RuntimeError: as in `extreme`.
+        Unsolved: as in `extreme`.
     """
     found = minimise(np.zeros(feasible.dim), feasible, Slack(1.0, unit_weight), solver, pool)
     if found.s <= tolerance:
@@ -214,7 +214,7 @@ def chebyshev_center(
 
     Raises:
         Infeasible: if the set is empty.
-        RuntimeError: as in `extreme`.
+        Unsolved: as in `extreme`.
     """
     names = [f"parameter {j}" for j in range(feasible.dim)]
     walls = feasible.with_rows(np.eye(feasible.dim), feasible.low, feasible.high, names)
@@ -234,7 +234,7 @@ def margin_center(feasible: FeasibleSet, *, solver: Solver = "auto", pool: Pool 
     Raises:
         ValueError: if no row has a margin.
         Infeasible: if the set is empty.
-        RuntimeError: as in `extreme`.
+        Unsolved: as in `extreme`.
     """
     norms = np.linalg.norm(feasible.rows, axis=1)
     open_rows = ~feasible.equalities & (norms > 0) & (np.isfinite(feasible.lower) | np.isfinite(feasible.upper))

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import json
 import math
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -39,6 +41,14 @@ FIELDS = {
     "demo": {"trajectories", "policy", "eps"},
     "anchor": {"policy", "value"},
 }
+
+
+LONGEST = 1_000_000  # horizon of a file; occupancies have H S A numbers
+# What NumPy and zipfile raise on a damaged file; a flipped bit can be anywhere.
+DAMAGE = (
+    ValueError, OSError, EOFError, LookupError, TypeError, NotImplementedError, RuntimeError, SyntaxError, MemoryError,
+    zipfile.BadZipFile, zlib.error, tokenize.TokenError,
+)  # fmt: skip
 
 
 class MDPFile(NamedTuple):
@@ -70,6 +80,8 @@ def read_mdp(path: Path) -> MDPFile:
     horizon = arrays["H"]
     if horizon.size != 1 or horizon.dtype.kind not in "iu":
         raise ValueError(f"{path}: H must be one whole number, got {horizon.dtype} of shape {horizon.shape}")
+    if horizon.item() > LONGEST:
+        raise ValueError(f"{path}: H must be at most {LONGEST}, got {horizon.item()}")
     try:
         mdp = MDP(arrays["P"], arrays["mu0"], int(horizon.item()))
         features = arrays.get("features")
@@ -329,10 +341,10 @@ def _field(entry: dict[str, Any], field: str) -> Any:
 
 def _number(entry: dict[str, Any], field: str, default: float) -> float:
     value = entry.get(field, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         raise ValueError(f"{field} must be a number, got {value!r}")
     if field in entry and abs(value) > 1e300:
-        raise ValueError(f"{field} must be finite, got {value!r}")
+        raise ValueError(f"{field} must be finite, got {str(value)[:20]}")
     return float(value)
 
 
@@ -353,14 +365,15 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         raise FileNotFoundError(f"{path} does not exist, expected a file of arrays (.npz)")
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is no .npz file of arrays")
-    arrays = {}
-    with np.load(path, allow_pickle=False) as file:
-        for name in file.files:
-            try:
+    arrays: dict[str, NDArray[Any]] = {}
+    name = None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            for name in file.files:
                 arrays[name] = np.asarray(file[name])
-            except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-                what = "holds Python objects, which are never loaded" if "allow_pickle" in str(error) else "is damaged"
-                raise ValueError(f"{path}: array {name} {what}") from None
+    except DAMAGE as error:
+        what = "holds Python objects, which are never loaded" if "allow_pickle" in str(error) else "is damaged"
+        raise ValueError(f"{path}{f': array {name}' if name else ''} {what}") from None
     return arrays
 
 

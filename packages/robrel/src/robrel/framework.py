@@ -74,7 +74,7 @@ class Assessment:
         active: names of the feedback that holds m or M; without the rest both would be the same.
         duals_min: (m rows,) change of m per unit that a row's active bound is raised.
         duals_max: (m rows,) the same for M.
-        violation: largest amount by which `x` breaks a constraint.
+        violation: largest amount by which `x` or one of the two extreme rewards breaks a constraint.
         gap: largest distance between primal and dual value of the two problems; 0 if solved exactly.
     """
 
@@ -233,7 +233,7 @@ def assess(
         Infeasible: if the set is empty; `pd` notices only if its bounds contradict each other, and otherwise shows a
             violation that stays.
         ValueError: if `d` is no finite (k,), or an option is out of range.
-        RuntimeError: if a solver breaks down.
+        Unsolved: if a solver breaks down.
     """
     c = check_direction(d, feasible)
     if not tolerance >= 0:
@@ -274,7 +274,7 @@ def assess(
         active=tuple(names[i] for i in np.flatnonzero(held)),
         duals_min=duals[0],
         duals_max=duals[1],
-        violation=feasible.violation(x),
+        violation=max(feasible.violation(point) for point in (x, x_min, x_max)),
         gap=gap,
     )
 

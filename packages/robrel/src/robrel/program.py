@@ -27,6 +27,18 @@ from .feasible import Array, Cut, FeasibleSet, Lifting
 Solver = Literal["auto", "lp", "cone"]
 Weights = Callable[[Array], Array]
 CUT_TOLERANCE = 1e-7  # Sec. 3.7, step 4
+TIGHT = {"primal_feasibility_tolerance": 1e-9, "dual_feasibility_tolerance": 1e-9}
+# HiGHS gives up on a few sets that are nearly flat, such as those of an expert with ε = 0.
+ATTEMPTS: tuple[dict[str, Any], ...] = (
+    {"method": "highs", "options": TIGHT},
+    {"method": "highs", "options": TIGHT | {"presolve": False}},
+    {"method": "highs", "options": {}},
+    {"method": "highs-ipm", "options": {}},
+)
+
+
+class Unsolved(RuntimeError, ArithmeticError):
+    """A solver broke down, or oracles were not satisfied in time."""
 
 
 class Infeasible(ValueError):
@@ -119,7 +131,7 @@ def minimise(
     Raises:
         Infeasible: if no x and s satisfy the constraints.
         ValueError: if `solver` is none of these, or `lp` with an l2 ball.
-        RuntimeError: if the oracles are not satisfied after `rounds`, or the solver breaks down.
+        Unsolved: if the oracles are not satisfied after `rounds`, or the solver breaks down.
     """
     if solver not in ("auto", "lp", "cone"):
         raise ValueError(f'solver must be "auto", "lp" or "cone", got {solver!r}')
@@ -136,9 +148,7 @@ def minimise(
         broken = [_separate(i, cut, found, slack.probe, weigh_cut, pool) for i, cut in asked]
         if not any(broken):
             return found
-    raise RuntimeError(
-        f"cutting planes did not satisfy {', '.join(cut.name for cut in feasible.cuts)} in {rounds} rounds"
-    )
+    raise Unsolved(f"cutting planes did not satisfy {', '.join(cut.name for cut in feasible.cuts)} in {rounds} rounds")
 
 
 def _lifted(feasible: FeasibleSet, slack: Slack) -> dict[int, Lifting]:
@@ -235,13 +245,15 @@ def _solve(
 
 def _solve_lp(p: _Program) -> tuple[Array, Array, Array]:
     """Solve a linear program with HiGHS; returns z and the change of the minimum per unit of b and of h."""
-    options = {"primal_feasibility_tolerance": 1e-9, "dual_feasibility_tolerance": 1e-9}
     bounds: Any = np.column_stack([p.low, p.high])
-    answer: Any = linprog(p.c, p.a, p.b, p.e, p.h, bounds, method="highs", options=options)  # type: ignore[call-overload]
+    for options in ATTEMPTS:
+        answer: Any = linprog(p.c, p.a, p.b, p.e, p.h, bounds, **options)
+        if answer.status in (0, 2):
+            break
     if answer.status == 2:
         raise Infeasible("no reward satisfies all of the feedback; conflict() names the rows that disagree")
     if answer.status != 0:
-        raise RuntimeError(f"HiGHS could not solve the linear program: {answer.message}")
+        raise Unsolved(f"HiGHS could not solve the linear program: {answer.message}")
     return answer.x, answer.ineqlin.marginals, answer.eqlin.marginals
 
 
@@ -262,7 +274,7 @@ def _solve_cone(p: _Program) -> tuple[Array, Array, Array]:
     if problem.status in ("infeasible", "infeasible_inaccurate"):
         raise Infeasible("no reward satisfies all of the feedback; conflict() names the rows that disagree")
     if problem.status != "optimal":
-        raise RuntimeError(f"cvxpy could not solve the cone program: {problem.status}")
+        raise Unsolved(f"cvxpy could not solve the cone program: {problem.status}")
     by_inequality = -np.asarray(inequality.dual_value) if len(p.b) else np.zeros(0)
     by_equality = -np.asarray(equality.dual_value) if len(p.h) else np.zeros(0)
     return np.asarray(z.value), by_inequality, by_equality
