@@ -204,10 +204,10 @@ class Pruner(Sampler[list[int]]):
             ValueError: as `Scores.update`.
         """
         where, loss = as_indices(indices), as_losses(losses)
-        self.scores.check(where, loss)
         if self.world_size == 1:
             self._store(where, loss)
             return
+        self.scores.check(where, loss)
         self._unshared.append((where, loss))
         if self.pruning.round == "step":
             self.synchronise()
@@ -281,11 +281,12 @@ class Pruner(Sampler[list[int]]):
         return self._shard(select(self.scores.values, pool, stop - start, self._rng(t, start))).tolist()
 
     def _store(self, indices: Indices, losses: Floats) -> None:
-        self.seen += len(indices)
         if isinstance(self.policy, Static) and self.rounds_begun > 1:
+            self.scores.check(indices, losses)
             self.scores.visit(indices)
         else:
             self.scores.update(indices, losses)
+        self.seen += len(indices)
 
 
 def gather(indices: Indices, losses: Floats) -> list[tuple[Indices, Floats]]:
