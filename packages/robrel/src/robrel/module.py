@@ -169,7 +169,9 @@ class RobRelModule(LightningModule):
                     self._measured[f"{name}_{self._data.group(index)}"].append(value)
 
     def _measure(self, index: int, problem: Problem) -> dict[str, float]:
-        exact, known = exact_interval(problem), known_interval(problem)
+        known = known_interval(problem)
+        # Where nothing is estimated they are the same two programs.
+        exact = known if problem.feasible is problem.exact_feasible else exact_interval(problem)
         iteration = self._iterated(index, problem, known)
         bounds = known if iteration is None else iteration[0]
         answers = np.array([(bounds.m + bounds.M) / 2])
