@@ -1,0 +1,70 @@
+"""The paper's `PaperCLI`: the test prints the trivial baselines too, and measures what rotations do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+from lightning.pytorch import LightningDataModule, LightningModule
+from rich.table import Table
+from shared.papercli import PaperCLI
+
+from atom.data import MoleculeData
+from atom.evaluate import rotation_test, trivial_scores
+from atom.module import MoleculeModule
+from shared import logs
+
+LABELS = {
+    "identity": "identity",
+    "constant_velocity": "constant velocity",
+    "train_mean": "train mean",
+    "ridge": "ridge",
+    "nearest": "1 nearest neighbour",
+}
+
+
+class AtomCLI(PaperCLI):
+    """Trains an operator on several molecules and tests it on those it has not seen."""
+
+    paper: ClassVar[str] = "atom"
+    model_type: ClassVar[type[LightningModule]] = MoleculeModule
+    data_type: ClassVar[type[LightningDataModule]] = MoleculeData
+    monitor: ClassVar[str | None] = "val/s2t"
+    monitor_mode: ClassVar[str] = "min"
+    model: MoleculeModule
+    datamodule: MoleculeData
+
+    def after_test(self) -> dict[str, float]:
+        """Print the trivial baselines, and return what a random rotation of the states does to the errors."""
+        if not self.trainer.is_global_zero:
+            return {}
+        trivial = trivial_scores(self.datamodule)
+        rotated = rotation_test(self.model.operator, self.datamodule)
+        if not self.quiet:
+            logs.console.print(trivial_table(trivial))
+        s2t = float(self.trainer.callback_metrics["test/s2t"])
+        return {
+            "relative": s2t / best_free(trivial),
+            "e_q": rotated.e_q,
+            "rotated_s2t": rotated.rotated,
+            "rotation_ratio": rotated.ratio,
+        }
+
+
+def best_free(trivial: Mapping[str, Mapping[str, float]]) -> float:
+    """Return the S2T of the better of the two predictors that need no training."""
+    return min(trivial[name]["s2t"] for name in ("identity", "constant_velocity"))
+
+
+def trivial_table(scores: Mapping[str, Mapping[str, float]]) -> Table:
+    """Lay the scores of the trivial baselines out."""
+    table = Table(title="trivial baselines, 10⁻² Å²")
+    keys = [key for key in ("s2t", "s2s", "seen_s2t", "seen_s2s") if any(key in found for found in scores.values())]
+    table.add_column("")
+    for key in keys:
+        table.add_column(key, justify="right")
+    for name, found in scores.items():
+        cells = [found.get(key, math.nan) for key in keys]
+        table.add_row(LABELS[name], *("–" if math.isnan(value) else f"{value:.4g}" for value in cells))
+    return table
