@@ -53,14 +53,17 @@ class Tuning:
             raise ValueError(f"every method must have as many candidates, got {budgets}")
 
 
-def grid(options: Mapping[str, Sequence[float]]) -> list[list[str]]:
+def grid(options: Mapping[str, Sequence[float | str]]) -> list[list[str]]:
     """List candidates: every combination of values, the last option varying fastest.
 
     Args:
         options: setting -> its values, such as `{"model.optim.lr": [0.1, 0.2], "model.omega": [0.06]}`.
     """
     return [
-        [f"--{name}={value:g}" for name, value in zip(options, values, strict=True)]
+        [
+            f"--{name}={value}" if isinstance(value, str) else f"--{name}={value:g}"
+            for name, value in zip(options, values, strict=True)
+        ]
         for values in product(*options.values())
     ]
 

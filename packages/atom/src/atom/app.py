@@ -10,8 +10,10 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from rich.table import Table
 from shared.papercli import PaperCLI
 
+from atom.baselines import FREE
 from atom.data import MoleculeData
 from atom.evaluate import rotation_test, trivial_scores
+from atom.figures import draw_run
 from atom.module import MoleculeModule
 from shared import logs
 
@@ -43,6 +45,10 @@ class AtomCLI(PaperCLI):
         rotated = rotation_test(self.model.operator, self.datamodule)
         if not self.quiet:
             logs.console.print(trivial_table(trivial))
+            if hasattr(self, "run_dir"):
+                scores = {type(self.model.operator).__name__: self.test_metrics()}
+                scores |= {LABELS[name]: trivial[name] for name in FREE}
+                draw_run(self.model.operator, self.datamodule, scores, self.run_dir / "figures")
         s2t = float(self.trainer.callback_metrics["test/s2t"])
         return {
             "relative": s2t / best_free(trivial),
@@ -50,6 +56,11 @@ class AtomCLI(PaperCLI):
             "rotated_s2t": rotated.rotated,
             "rotation_ratio": rotated.ratio,
         }
+
+    def test_metrics(self) -> dict[str, float]:
+        """Return what the test loop logged, without its prefix."""
+        logged = self.trainer.callback_metrics
+        return {name.removeprefix("test/"): float(value) for name, value in logged.items() if name.startswith("test/")}
 
 
 def best_free(trivial: Mapping[str, Mapping[str, float]]) -> float:

@@ -10,7 +10,7 @@ numbers; `heterogeneous_attention` never holds a B h S S matrix where torch has 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -95,7 +95,7 @@ class HeterogeneousAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.heads, self.dropout = heads, dropout
-        self.rotate = rotate  # may be replaced by a kernel of the same signature
+        self.rotate: Callable[[Tensor, Tensor], Tensor] = rotate  # may be replaced by a kernel of the same signature
         head_width = width // heads
         self.scale = 1 / (math.sqrt(head_width) if scale == "sqrt" else head_width)
         self.q, self.k, self.v = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)

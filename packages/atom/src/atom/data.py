@@ -18,7 +18,7 @@ from atom.horizons import lags_of
 from atom.molecules import canonical_smiles, same_molecules
 from atom.samples import Batch, Hydrogens, Molecule, Split, Windows, choose, molecule_of, split_starts
 from atom.simulate import Recipe, cache_folder, file_name, make
-from atom.trajectories import Trajectory, read_trajectory
+from atom.trajectories import Order, Trajectory, read_trajectory
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ class MoleculeData(LightningDataModule):
         workers: processes that make them; when null, as many as cores.
         cache: folder of the trajectories made; when null, `atom` in the user's cache.
         frame_fs: time between frames of `root`'s files, fs, where they do not tell.
+        order: of rMD17's frames: the `original` order in time, with gaps, or the `file`'s, which has none.
         horizon: ΔT of validation, test and, without `horizon_range`, training; frames.
         horizon_range: train on ΔT drawn log-uniformly from this range, frames.
         lags: P, number of future states.
@@ -101,6 +102,7 @@ class MoleculeData(LightningDataModule):
         workers: int | None = None,
         cache: Path | None = None,
         frame_fs: float | None = None,
+        order: Order = "original",
         horizon: int = 32,
         horizon_range: tuple[int, int] | None = None,
         lags: int = 8,
@@ -153,6 +155,7 @@ class MoleculeData(LightningDataModule):
         self.train_names, self.val_names, self.test_names = tuple(train), tuple(val), tuple(test)
         self.root = None if root is None else Path(root).expanduser()
         self.recipe, self.workers, self.cache, self.frame_fs = recipe, workers, cache, frame_fs
+        self.order: Order = order
         self.horizon, self.lags, self.horizon_range = horizon, lags, horizon_range
         self.hydrogens, self.cutoff, self.skip, self.split = hydrogens, cutoff, skip, split
         self.counts = train_samples, val_samples, test_samples
@@ -188,7 +191,7 @@ class MoleculeData(LightningDataModule):
             paths = [folder / file_name(name) for name in self.names]
         else:
             paths = [find_file(self.root, name) for name in self.names]
-        found = [read_trajectory(path, frame_fs=self.frame_fs) for path in paths]
+        found = [read_trajectory(path, frame_fs=self.frame_fs, order=self.order) for path in paths]
         spacings = {t.frame_fs for t in found}
         if len(spacings) > 1:
             listed = ", ".join(f"{t.name} {t.frame_fs}" for t in found)

@@ -23,16 +23,20 @@ def near_atoms(positions: Tensor, cutoff: float = CUTOFF) -> Tensor:
         Adjacency (N, N), float32: 1 where the distance is below the cutoff, 0 on the diagonal.
 
     Raises:
-        ValueError: if no two atoms are within 10 Å of each other.
+        ValueError: if there is none at the widest cutoff up to 10 Å.
     """
     distances = torch.cdist(positions.double(), positions.double())
     others = ~torch.eye(len(positions), dtype=torch.bool, device=positions.device)
+    tried = 0.0
     while cutoff <= WIDEST_CUTOFF:
         edges = (distances < cutoff) & others
         if edges.any():
             return edges.float()
-        cutoff *= 1.5
-    raise ValueError(f"no two of the {len(positions)} atoms are within {WIDEST_CUTOFF:g} Å of each other")
+        tried, cutoff = cutoff, 1.5 * cutoff
+    raise ValueError(
+        f"the graph of {len(positions)} atoms needs two within {tried:.3g} Å of each other, its widest cutoff "
+        f"up to {WIDEST_CUTOFF:g} Å, got none"
+    )
 
 
 def rrwp(bonds: Tensor, steps: int) -> Tensor:

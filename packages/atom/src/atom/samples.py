@@ -183,6 +183,9 @@ class Windows(Dataset[Batch]):
         horizon_range: draw ΔT log-uniformly from this range instead.
         seed: of the horizons.
         epoch: returns the number of the epoch.
+
+    Raises:
+        ValueError: if a horizon is longer than that for which the starts of a molecule were found.
     """
 
     def __init__(
@@ -198,6 +201,10 @@ class Windows(Dataset[Batch]):
     ) -> None:
         atoms = max(len(m.numbers) for m in molecules)
         used = [index for index, starts in enumerate(chosen) if len(starts)]
+        longest = horizon if horizon_range is None else horizon_range[1]
+        for m in (molecules[index] for index in used):
+            if longest > m.horizon:  # frames of the next molecule would follow
+                raise ValueError(f"{m.name}: windows were sought for up to {m.horizon} frames, got {longest}")
         self.offsets = torch.full((len(molecules),), -1)
         frames, total = [], 0
         for index in used:

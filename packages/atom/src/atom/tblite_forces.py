@@ -15,7 +15,7 @@ from ase.units import Bohr, Hartree
 from tblite.ase import TBLite
 
 
-class TBLiteForces(TBLite):  # type: ignore[misc]  # tblite has no annotations
+class TBLiteForces(TBLite):
     """Energy and forces of one molecule at changing positions."""
 
     def check_state(self, atoms: Atoms, tol: float = 0.0) -> list[str]:

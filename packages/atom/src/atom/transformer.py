@@ -208,7 +208,7 @@ class ATOM(SolutionOperator):
         mixes = torch.full((depth - 1,), 0.5)
         self.mix = nn.Parameter(mixes, requires_grad=value_residual == "learned")  # λ of the later blocks
         self.readout = o3.Linear(hidden_irreps(width), o3.Irreps([(output_heads, (1, -1))]))
-        self.gate = mlp(width, max(width // 4, 1), output_heads) if output_heads > 1 else None
+        self.gate = mlp(width, max(width // 4, 1), output_heads, dropout) if output_heads > 1 else None
         if delta_update:
             nn.init.zeros_(self.readout.weight)
 
@@ -225,9 +225,8 @@ class ATOM(SolutionOperator):
         lifted = self.streams(start, v, z, bonds)
         hidden = self.encode(*lifted, self.slot_angles(lags), mask)
         moved = self.read_out(hidden, lifted[-1], mask)
-        if self.delta_update:
-            moved = moved + start[:, None]
-        return (moved + origin[:, None]) * mask[:, None, :, None]
+        base = x if self.delta_update else origin
+        return (moved + base[:, None]) * mask[:, None, :, None]
 
     def streams(self, x: Tensor, v: Tensor, z: Tensor, bonds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Lift a centred state to X, V and Z, (B, 1, N, d) each: the same for all slots."""
