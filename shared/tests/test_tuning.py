@@ -55,6 +55,7 @@ def study(tmp_path, runs):
 
 def test_a_grid_is_every_combination_the_last_option_fastest():
     assert grid({"model.lr": [0.1, 2e-5]}) == [["--model.lr=0.1"], ["--model.lr=2e-05"]]
+    assert grid({"flag": ["false", "true"]}) == [["--flag=false"], ["--flag=true"]]
     assert grid({"a": [1, 2], "b": (0.5, 3)}) == [
         ["--a=1", "--b=0.5"], ["--a=1", "--b=3"], ["--a=2", "--b=0.5"], ["--a=2", "--b=3"],
     ]  # fmt: skip
@@ -87,6 +88,16 @@ def test_where_less_is_better_the_lowest_mean_is_chosen(study):
     lower = replace(TUNING, direction="lower")
     tune(study, [lower])
     assert chosen(study, [lower]) == {("ours", "easy"): ["--x=a"], ("plain", "easy"): ["--x=e"]}
+
+
+def test_two_tunings_that_try_the_same_candidate_keep_their_own_arguments(study, runs):
+    other = replace(TUNING, setting="hard", arguments=["--on=another"])
+    tune(replace(study, only={}), [TUNING, other])
+    assert len(runs) == 24
+    assert {(setting, arguments[0], arguments[-1]) for setting, _, arguments in runs} == {
+        ("easy", "--config=easy", "--on=val"),
+        ("hard", "--config=hard", "--on=another"),
+    }
 
 
 def test_the_comparison_runs_with_the_chosen_arguments_and_without_those_of_the_tuning(study):

@@ -134,9 +134,8 @@ def _name(method: str, candidate: Sequence[str]) -> str:
 
 def _trials(study: Study, tunings: Sequence[Tuning]) -> Study:
     """Return the study whose methods are the candidates, each by its own arguments."""
-    methods = {
-        _name(method, candidate): [*study.methods[method], *candidate, *tuning.arguments]
-        for tuning in tunings
-        for method, candidate in _candidates(tuning)
-    }
-    return replace(study, folder=study.folder / "tuning", methods=methods, only={}, tuned={})
+    pairs = [(tuning, *pair) for tuning in tunings for pair in _candidates(tuning)]
+    methods = {_name(method, candidate): [*study.methods[method], *candidate] for _, method, candidate in pairs}
+    # By setting: two tunings may try the same candidate, each with arguments of its own.
+    last = {(_name(method, candidate), tuning.setting): tuning.arguments for tuning, method, candidate in pairs}
+    return replace(study, folder=study.folder / "tuning", methods=methods, only={}, tuned=last)

@@ -110,11 +110,40 @@ def rotate_test(run: str = "last", rotations: int = 8, seed: int = 0, select: st
     rotate_test(run, rotations, seed, select)
 
 
+def folds(
+    root: Path,
+    clusters: int = 10,
+    count: int = 5,
+    frame_fs: float | None = None,
+    out: Path | None = None,
+    base: str = "tg80_fold1",
+) -> None:
+    """Divide a folder's molecules into folds that share no compound, and write a config for each.
+
+    Args:
+        root: folder of trajectories, one molecule each.
+        clusters: of alike molecules; a cluster lies in one fold.
+        count: number of folds, 3 or more: each is tested on in turn, and the next one validated on.
+        frame_fs: time between frames, fs, where the files do not tell.
+        out: folder for fold1.yaml and so on, for `train --config`; nothing is written when null.
+        base: config, or its file, whose other settings the folds take over.
+    """
+    from atom.crossval import folds
+
+    folds(root, clusters, count, frame_fs, out, base)
+
+
 PAPER = Paper(
     name="atom",
     title="ATOM: a molecule's future in one forward pass",
     cli="atom.app:AtomCLI",
-    verbs={"make-data": make_data, "predict": predict, "evaluate": evaluate, "rotate-test": rotate_test},
+    verbs={
+        "make-data": make_data,
+        "predict": predict,
+        "evaluate": evaluate,
+        "rotate-test": rotate_test,
+        "folds": folds,
+    },
     study="atom.comparison:study",
 )
 

@@ -14,6 +14,7 @@ from shared.seeding import EvalBatchSampler, TrainSampler, coming_epoch, generat
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from atom.files import find_file, molecules_in
 from atom.horizons import lags_of
 from atom.molecules import canonical_smiles, same_molecules
 from atom.samples import Batch, Hydrogens, Molecule, Split, Windows, choose, molecule_of, split_starts
@@ -22,34 +23,13 @@ from atom.trajectories import Order, Trajectory, read_trajectory
 
 log = logging.getLogger(__name__)
 
-PREFIXES = ("", "md_", "md17_", "rmd17_", "md22_", "tg80_")
+EVERY = "*"
 PARTS = ("train", "val", "test")
-SUFFIXES = (".npz", ".extxyz", ".xyz", ".traj")
 
 
 def as_is(batch: Any) -> Any:
     """Return a batch as it is: the collate function of `Windows`, which index whole batches."""
     return batch
-
-
-def find_file(root: Path, molecule: str) -> Path:
-    """Return the trajectory of a molecule: a file's name in the folder, or a molecule's with a data set's prefix.
-
-    Raises:
-        FileNotFoundError: if there is none.
-        ValueError: if there are several.
-    """
-    if not root.is_dir():
-        raise FileNotFoundError(f"root is {root}, expected a folder of trajectories")
-    if (root / molecule).is_file():
-        return root / molecule
-    names = [f"{prefix}{molecule}{suffix}" for prefix in PREFIXES for suffix in SUFFIXES]
-    found = [root / name for name in names if (root / name).is_file()]
-    if not found:
-        raise FileNotFoundError(f"{root} has no trajectory of {molecule}, such as md17_{molecule}.npz")
-    if len(found) > 1:
-        raise ValueError(f"{root} has several trajectories of {molecule}: {', '.join(p.name for p in found)}")
-    return found[0]
 
 
 class MoleculeData(LightningDataModule):
@@ -60,7 +40,8 @@ class MoleculeData(LightningDataModule):
     on `split_seed` only. Every window is scored once, over all processes.
 
     Args:
-        train: molecules to train on. Without `root`: names of ASE's molecules, SMILES, or structure files.
+        train: molecules to train on. Without `root`: names of ASE's molecules, SMILES, or structure files. `["*"]`
+            are all of `root` that are in neither `val` nor `test`.
         val: unseen molecules to validate on; when empty, blocks of those trained on.
         test: unseen molecules to test on, zero-shot; when empty, blocks of those trained on.
         root: folder of trajectories (MD17, rMD17, MD22, TG80 or anything ASE reads); when null, trajectories are
@@ -125,6 +106,10 @@ class MoleculeData(LightningDataModule):
         names = [*train, *val, *test]
         if not train:
             raise ValueError("train must name at least one molecule, got none")
+        if EVERY in names and (list(train) != [EVERY] or names.count(EVERY) > 1):
+            raise ValueError(f"{EVERY!r} stands alone in train and in no other list, got {', '.join(names)}")
+        if EVERY in names and root is None:
+            raise ValueError(f"train is {EVERY!r}, all molecules of a folder: set root to it")
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"a molecule can be named once in train, val and test, got {name} again")
@@ -151,8 +136,7 @@ class MoleculeData(LightningDataModule):
             raise ValueError(f"cutoff must lie in (0, 10] Å, got {cutoff}")
         if frame_fs is not None and root is None:
             raise ValueError(f"frame_fs is for the files of root; recipe.frame_fs is that of made ones, got {frame_fs}")
-        self.names = tuple(names)
-        self.train_names, self.val_names, self.test_names = tuple(train), tuple(val), tuple(test)
+        self.train, self.val_names, self.test_names = tuple(train), tuple(val), tuple(test)
         self.root = None if root is None else Path(root).expanduser()
         self.recipe, self.workers, self.cache, self.frame_fs = recipe, workers, cache, frame_fs
         self.order: Order = order
@@ -162,6 +146,18 @@ class MoleculeData(LightningDataModule):
         self.test_on, self.strict_split = test_on, strict_split
         self.batch_size, self.eval_batch_size, self.num_workers = batch_size, eval_batch_size, num_workers
         self.split_seed, self.seed = split_seed, seed
+
+    @cached_property
+    def train_names(self) -> tuple[str, ...]:
+        """The molecules that are trained on."""
+        if self.root is None or self.train != (EVERY,):
+            return self.train
+        return tuple(molecules_in(self.root, without=(*self.val_names, *self.test_names)))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """All molecules: those trained on, then those of `val` and of `test`."""
+        return (*self.train_names, *self.val_names, *self.test_names)
 
     @property
     def unseen(self) -> Tensor:

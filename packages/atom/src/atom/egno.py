@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from atom.operators import SolutionOperator
+from .operators import SolutionOperator
 
 ELEMENTS = 119
 """Rows of the element table: Z = 1 to 118; row 0 is padding and never read."""

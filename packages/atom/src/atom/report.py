@@ -61,7 +61,8 @@ REPORT = Report(
         "corpus": "Trained on 39 molecules, tested on the same 3",
         "ethanol": "Ethanol alone, later times",
         "ethanol-random": "Ethanol alone, published random split",
-        "ablations": "7 molecules, half the steps: ablations",
+        "ablations": "Ethanol alone: ablations",
+        "ablations-unseen": "7 molecules, a third of the steps: ablations",
     },
     labels={
         "atom": "ATOM",

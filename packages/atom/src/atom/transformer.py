@@ -231,8 +231,10 @@ class ATOM(SolutionOperator):
     def streams(self, x: Tensor, v: Tensor, z: Tensor, bonds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Lift a centred state to X, V and Z, (B, 1, N, d) each: the same for all slots."""
         of_x, of_v, of_z = self.scales
-        scalars = torch.cat((of_z * z[..., None].to(x.dtype), rrwp(bonds.to(x.dtype), self.rrwp_steps)), dim=-1)
-        lifted = self.lift(with_norm(of_x * x), with_norm(of_v * v), scalars)
+        # e3nn knows no autocast, and half precision would round positions to hundredths of an Å.
+        with torch.autocast(x.device.type, enabled=False):
+            scalars = torch.cat((of_z * z[..., None].to(x.dtype), rrwp(bonds.to(x.dtype), self.rrwp_steps)), dim=-1)
+            lifted = self.lift(with_norm(of_x * x), with_norm(of_v * v), scalars)
         return lifted[0][:, None], lifted[1][:, None], lifted[2][:, None]
 
     def slot_angles(self, lags: Tensor) -> Tensor:
@@ -258,10 +260,12 @@ class ATOM(SolutionOperator):
 
     def read_out(self, hidden: Tensor, z: Tensor, mask: Tensor) -> Tensor:
         """Map the hidden state to vectors (B, P, N, 3), mixing the heads by weights of the molecule (Sec. 3.6)."""
-        vectors = self.readout(hidden).unflatten(-1, (-1, 3))  # (B, P, N, H, 3)
+        with torch.autocast(hidden.device.type, enabled=False):
+            vectors = self.readout(hidden.to(self.readout.weight)).unflatten(-1, (-1, 3))  # (B, P, N, H, 3)
         if self.gate is None:
             return vectors[..., 0, :]
         atoms = mask[:, None, :, None]
         mean = (z * atoms).sum(dim=(1, 2)) / mask.sum(dim=1, keepdim=True).clamp(min=1)  # without padded atoms
         weights = self.gate(mean).softmax(dim=-1)
-        return torch.einsum("bpnhc,bh->bpnc", vectors, weights)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return torch.einsum("bpnhc,bh->bpnc", vectors, weights.to(vectors))

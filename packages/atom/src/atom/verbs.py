@@ -16,9 +16,10 @@ from shared.logs import console
 from shared.seeding import generator
 
 from atom.app import LABELS, AtomCLI
-from atom.data import MoleculeData, find_file
+from atom.data import MoleculeData
 from atom.evaluate import rotation_test
 from atom.features import near_atoms
+from atom.files import find_file
 from atom.horizons import lags_of
 from atom.molecules import canonical_smiles
 from atom.plots import draw_lags

@@ -21,12 +21,13 @@ Layout. `shared/kernels/NAME.py` is complete in itself and can be copied alone. 
 Import it from its module, `from shared.kernels.NAME import NAME`. Nothing is re-exported here, because
 the function would hide the module of the same name.
 
-Arithmetic. Half-precision and float32 inputs accumulate and return in float32, on both paths; the
-gradient has the input's type. Offsets of rows are int64, since N * K may pass 2**31. Nothing in the
+Arithmetic. Half-precision and float32 inputs are computed in float32, on both paths; a sum (a loss) is
+returned in float32, a map of the input (a rotation) in the input's type, which a gradient has too.
+Offsets of rows are int64, since N * K may pass 2**31. Nothing in the
 Triton path may wait for the device, so values (such as labels) are checked only where they lie on the
 CPU; on the device a bad value must turn into NaN, never into a read outside the tensor.
 
-Tests, in `shared/tests/test_kernels.py`, need no GPU:
+Tests, in `shared/tests/test_kernels.py` and `test_rotary.py`, need no GPU:
 
 - the reference against numbers worked out elsewhere, and `torch.autograd.gradcheck`;
 - the kernel against the reference in float64, forward and backward, through Triton's interpreter. It is
