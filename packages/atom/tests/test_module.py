@@ -5,10 +5,12 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from atom import ATOM, EGNO
 from atom.data import MoleculeData
+from atom.equivariance import random_rotations, turn
 from atom.metrics import TrajectoryErrors
 from atom.module import MoleculeModule, Optimisation, summary
 from atom.operators import SolutionOperator
@@ -25,6 +27,14 @@ class Stub:
 
     def __init__(self, step=0, rank=0, steps=100):
         self.global_step, self.global_rank, self.estimated_stepping_batches = step, rank, steps
+        self.accumulate_grad_batches = 1
+
+
+class Still(SolutionOperator):
+    """A network without parameters."""
+
+    def forward(self, x, v, z, lags, bonds, mask):
+        return x[:, None].expand(-1, lags.shape[1], -1, -1)
 
 
 class Shift(SolutionOperator):
@@ -232,6 +242,32 @@ def test_the_attention_turns_its_queries_by_the_shared_kernel():
     operator = ATOM(depth=2, width=16, heads=2)
     MoleculeModule(operator)
     assert [block.attention.rotate for block in operator.blocks] == [rotary, rotary]
+
+
+def test_batches_of_one_accumulated_step_are_perturbed_apart(batch):
+    module, trainer = attached(Still(), augment=True)
+    alike = [module.perturbed(batch, index).x for index in (0, 1)]
+    assert alike[0].equal(alike[1])
+    trainer.accumulate_grad_batches = 2
+    apart = [module.perturbed(batch, index).x for index in (0, 1)]
+    assert not apart[0].equal(apart[1])
+
+
+def test_mixed_precision_rounds_neither_rotated_windows_nor_egno(batch):
+    r = random_rotations(len(batch.x), np.random.default_rng(0))
+    torch.manual_seed(0)
+    egno = EGNO(depth=2, width=8)
+    exact = turn(batch.x, r), egno(*batch.state)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = turn(batch.x, r), egno(*batch.state)
+    for a, b in zip(exact, rough, strict=True):
+        assert a.dtype == b.dtype == torch.float32
+        assert a.equal(b)
+
+
+def test_a_network_without_parameters_is_refused_by_name(batch):
+    with pytest.raises(ValueError, match="operator Still has no parameter to train"):
+        attached(Still())[0].configure_optimizers()
 
 
 def test_mixed_precision_rounds_no_positions(batch):

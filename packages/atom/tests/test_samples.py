@@ -251,7 +251,7 @@ def test_no_window_spans_a_break():
 
 @pytest.mark.parametrize(("skip", "needed"), [(0, 11), (3, 17)])
 def test_a_trajectory_too_short_is_refused_with_the_least_length(skip, needed):
-    message = rf"made up: no window of 10 frames fits into its {needed - 1} frames .* expected at least {needed} evenly"
+    message = rf"made up: no window of 10 frames fits into its {needed - 1} frames.*; expected at least {needed} evenly"
     with pytest.raises(ValueError, match=message):
         molecule_of(trajectory(needed - 1), 10, skip=skip)
     assert molecule_of(trajectory(needed), 10, skip=skip).starts.tolist() == [skip]

@@ -90,7 +90,9 @@ def test_spacing_is_assumed_of_md17_files_only(tmp_path: Path, file: str, name: 
 def test_own_files_tell_their_spacing(tmp_path: Path) -> None:
     path = md17(tmp_path / "md_water.npz", frame_fs=np.array(2.0), method=np.array("gfn2"), seed=np.array(3))
     assert read_trajectory(path).frame_fs == 2.0
-    assert read_trajectory(path, frame_fs=4).frame_fs == 4.0
+    assert read_trajectory(path, frame_fs=2).frame_fs == 2.0
+    with pytest.raises(ValueError, match="its frames are 2 fs apart, but frame_fs is 4"):
+        read_trajectory(path, frame_fs=4)
 
 
 def test_tg80_has_dots_in_names_and_no_spacing(tmp_path: Path) -> None:

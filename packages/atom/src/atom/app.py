@@ -49,9 +49,8 @@ class AtomCLI(PaperCLI):
                 scores = {type(self.model.operator).__name__: self.test_metrics()}
                 scores |= {LABELS[name]: trivial[name] for name in FREE}
                 draw_run(self.model.operator, self.datamodule, scores, self.run_dir / "figures")
-        s2t = float(self.trainer.callback_metrics["test/s2t"])
         return {
-            "relative": s2t / best_free(trivial),
+            "relative": relative(self.test_metrics().get("s2t", math.nan), trivial),
             "e_q": rotated.e_q,
             "rotated_s2t": rotated.rotated,
             "rotation_ratio": rotated.ratio,
@@ -63,9 +62,10 @@ class AtomCLI(PaperCLI):
         return {name.removeprefix("test/"): float(value) for name, value in logged.items() if name.startswith("test/")}
 
 
-def best_free(trivial: Mapping[str, Mapping[str, float]]) -> float:
-    """Return the S2T of the better of the two predictors that need no training."""
-    return min(trivial[name]["s2t"] for name in ("identity", "constant_velocity"))
+def relative(s2t: float, trivial: Mapping[str, Mapping[str, float]]) -> float:
+    """Divide an S2T by that of the better of the two predictors that need no training; NaN where theirs is 0."""
+    best = min(trivial[name]["s2t"] for name in FREE)
+    return s2t / best if best else math.nan
 
 
 def trivial_table(scores: Mapping[str, Mapping[str, float]]) -> Table:

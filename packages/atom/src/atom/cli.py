@@ -56,6 +56,7 @@ def predict(
 
     Args:
         state: .xyz, .extxyz or ASE .traj. Velocities are taken from ASE's column `momenta`, and drawn without it.
+            They are those of an instant; the differences of frames of the training agree to first order.
         out: the file to write, .xyz or .extxyz; each state has its `time_fs`.
         run: a run folder, or `last`.
         horizon_fs: time from the state to the last prediction, fs; that of the run's test when null.

@@ -187,6 +187,9 @@ class MoleculeData(LightningDataModule):
             paths = [folder / file_name(name) for name in self.names]
         else:
             paths = [find_file(self.root, name) for name in self.names]
+        for path in paths:
+            if [p.resolve() for p in paths].count(path.resolve()) > 1:
+                raise ValueError(f"{path} is named twice in train, val and test, under two names of one trajectory")
         found = [read_trajectory(path, frame_fs=self.frame_fs, order=self.order) for path in paths]
         spacings = {t.frame_fs for t in found}
         if len(spacings) > 1:
@@ -232,7 +235,7 @@ class MoleculeData(LightningDataModule):
         return found
 
     def check_identity(self) -> None:
-        """Warn of compounds that are trained on under one name and validated or tested on under another.
+        """Warn of compounds that are in two of train, val and test, under two names.
 
         Raises:
             ValueError: if there are any and the split is strict.
@@ -241,14 +244,14 @@ class MoleculeData(LightningDataModule):
             name: canonical_smiles(t.numbers, t.positions[0])
             for name, t in zip(self.names, self.trajectories, strict=True)
         }
-        unseen = {name: smiles.pop(name) for name in (*self.val_names, *self.test_names)}
-        pairs = same_molecules(smiles, unseen)
+        val, test = ({name: smiles.pop(name) for name in names} for names in (self.val_names, self.test_names))
+        pairs = same_molecules(smiles, val | test) + same_molecules(val, test)
         if not pairs:
             return
         listed = ", ".join(f"{a} and {b}" for a, b in pairs)
         if self.strict_split:
-            raise ValueError(f"the same compound is trained on and held out as unseen: {listed}")
-        log.warning("the same compound is trained on and held out as unseen (strict_split refuses it): %s", listed)
+            raise ValueError(f"the same compound stands on both sides of a split: {listed}")
+        log.warning("the same compound stands on both sides of a split (strict_split refuses it): %s", listed)
 
     def setup(self, stage: str | None = None) -> None:
         """Read the trajectories and choose the windows.

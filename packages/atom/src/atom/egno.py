@@ -232,6 +232,10 @@ class EGNO(SolutionOperator):
         Raises:
             ValueError: where the shapes do not fit together.
         """
+        with torch.autocast(x.device.type, enabled=False):  # half precision would break the equivariance
+            return self._predict(x, v, z, lags, bonds, mask)
+
+    def _predict(self, x: Tensor, v: Tensor, z: Tensor, lags: Tensor, bonds: Tensor, mask: Tensor) -> Tensor:
         if x.ndim != 3 or x.shape[2] != 3 or v.shape != x.shape:
             raise ValueError(f"x and v must both be (B, N, 3), got {tuple(x.shape)} and {tuple(v.shape)}")
         batch, atoms, _ = x.shape

@@ -28,8 +28,8 @@ class RotationErrors(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """S2T(rotated) / S2T(plain); 1 for an equivariant map."""
-        return self.rotated / self.plain
+        """S2T(rotated) / S2T(plain); 1 for an equivariant map, NaN for a perfect one."""
+        return self.rotated / self.plain if self.plain else float("nan")
 
 
 def random_rotations(count: int, rng: np.random.Generator) -> Tensor:
@@ -40,7 +40,8 @@ def random_rotations(count: int, rng: np.random.Generator) -> Tensor:
 def turn(u: Tensor, rotation: Tensor) -> Tensor:
     """Rotate vectors (..., 3) by a matrix (3, 3), or by one for each of the first axis (B, 3, 3)."""
     r = rotation.to(u)
-    return u @ r.mT if r.ndim == 2 else torch.einsum("b...i,bji->b...j", u, r)
+    with torch.autocast(u.device.type, enabled=False):  # half precision would round positions to hundredths of an Å
+        return u @ r.mT if r.ndim == 2 else torch.einsum("b...i,bji->b...j", u, r)
 
 
 @torch.no_grad()

@@ -50,8 +50,11 @@ def _trivial_errors(data: MoleculeData, name: str) -> TrajectoryErrors:
     trained = data.parts["train"]
     fixed = Windows(data.molecules, data.chosen("train"), data.horizon, data.lags)  # at the horizon that is scored
     for m in (data.present & ~data.unseen).nonzero().flatten().tolist():
+        members = (trained.molecule == m).nonzero().flatten()
+        if len(members) < 2:
+            continue  # too few to fit to
         predictor: Fitted = FITTED[name]()
-        known = fixed.__getitems__((trained.molecule == m).nonzero().flatten())
+        known = fixed.__getitems__(members)
         predictor.fit(known.x, known.v, known.target)
         for batch in batches(data.scored, (data.scored.molecule == m).nonzero().flatten()):
             errors.update(predictor.predict(batch.x, batch.v), batch.target, batch.scored, batch.molecule)
@@ -76,12 +79,11 @@ def rotation_test(
     unseen = data.unseen & data.present
     members = (unseen if unseen.any() else data.present)[windows.molecule].nonzero().flatten()
     few = members[torch.linspace(0, len(members) - 1, min(len(members), ROTATED_WINDOWS)).round().long()]
-    device = next(operator.parameters()).device
     operator.eval()
 
     def cases() -> Iterator[tuple[Callable[[Tensor, Tensor], Tensor], Tensor, Tensor, Tensor, Tensor]]:
         for cpu_batch in batches(windows, few):
-            batch = Batch(*(part.to(device) for part in cpu_batch))
+            batch = cpu_batch.on(operator.like)
 
             def predict(x: Tensor, v: Tensor, batch: Batch = batch) -> Tensor:
                 return operator(x, v, *batch.state[2:])

@@ -51,9 +51,8 @@ def draw_window(operator: SolutionOperator, data: MoleculeData, folder: Path) ->
     sizes = torch.tensor([len(m.numbers) for m in data.molecules])
     chosen = int((sizes * candidates).argmax())
     batch = windows.__getitems__((windows.molecule == chosen).nonzero().flatten())
-    device = next(operator.parameters()).device
     operator.eval()
-    predicted = operator(*(part.to(device) for part in batch.state)).cpu()
+    predicted = operator(*batch.on(operator.like).state).cpu().to(batch.target)
     error = ((predicted - batch.target)[:, -1].square().sum(-1) * batch.scored).sum(1)
     middle = int(error.argsort()[(len(error) - 1) // 2])
     one = Batch(*(part[middle] for part in batch))

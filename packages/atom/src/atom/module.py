@@ -117,14 +117,16 @@ class MoleculeModule(LightningModule):
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         """Return the mean squared error of the batch, Å²."""
-        batch = self.perturbed(batch)
+        batch = self.perturbed(batch, batch_index)
         loss = masked_mse(self(*batch.state), batch.target, batch.scored)
         self.step_losses.append(loss.detach())
         return loss
 
-    def perturbed(self, batch: Batch) -> Batch:
+    def perturbed(self, batch: Batch, batch_index: int = 0) -> Batch:
         """Rotate the windows and add noise, as the options say; random by (seed, step, rank)."""
-        place = self.trainer.global_step, self.trainer.global_rank
+        place = [self.trainer.global_step, self.trainer.global_rank]
+        if self.trainer.accumulate_grad_batches > 1:
+            place.append(batch_index)  # several batches make a step
         if self.augment:
             rng = np.random.default_rng(derive(self.seed, "rotation", *place))
             r = random_rotations(len(batch.x), rng).to(batch.x)
@@ -141,8 +143,11 @@ class MoleculeModule(LightningModule):
     def on_train_epoch_end(self) -> None:
         """Log the mean loss in 10^-2 Å², and the last learning rate."""
         if self.step_losses:
-            self.log("train/loss", HUNDREDTHS * torch.stack(self.step_losses).mean(), sync_dist=True)
+            loss = HUNDREDTHS * torch.stack(self.step_losses).mean()
             self.step_losses.clear()
+            if not loss.isfinite():
+                raise ValueError("the training diverged: its loss is not finite; lower the learning rates of optim")
+            self.log("train/loss", loss, sync_dist=True)
         self.log("train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], rank_zero_only=True)
 
     def on_validation_epoch_start(self) -> None:
@@ -179,6 +184,8 @@ class MoleculeModule(LightningModule):
         """Build the optimiser and, for the cosine, its schedule by step."""
         o = self.optim
         parameters = [p for p in self.parameters() if p.requires_grad]
+        if not parameters:
+            raise ValueError(f"operator {type(self.operator).__name__} has no parameter to train")
         optimizer: torch.optim.Optimizer
         if o.optimizer == "adamw":
             optimizer = torch.optim.AdamW(

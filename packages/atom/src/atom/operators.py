@@ -9,11 +9,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor, nn
 
 
 class SolutionOperator(nn.Module, ABC):
     """F: (x, v, z) at t_0 -> x at t_0 + Δ_1 .. t_0 + Δ_P, all in one forward pass."""
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the device and floating type that the network works in."""
+        return next(self.parameters(), torch.empty(0)).detach()
 
     @abstractmethod
     def forward(self, x: Tensor, v: Tensor, z: Tensor, lags: Tensor, bonds: Tensor, mask: Tensor) -> Tensor:

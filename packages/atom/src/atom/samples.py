@@ -7,6 +7,7 @@ test on then has neighbours to train on a frame away.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +23,11 @@ from atom.features import near_atoms
 from atom.horizons import lags_of, random_horizons
 from atom.trajectories import Trajectory
 
+log = logging.getLogger(__name__)
+
 Split = Literal["block", "random"]
 Hydrogens = Literal["drop", "input", "score"]
+TOO_NEAR = 0.5  # Å; bonds of hydrogen are 0.7 Å
 SHARES = (0.7, 0.1, 0.2)  # of a trajectory: to train, to validate, to test
 
 
@@ -53,6 +57,10 @@ class Batch(NamedTuple):
     target: Tensor
     steps: Tensor
     molecule: Tensor
+
+    def on(self, like: Tensor) -> Batch:
+        """Return the batch on the device, and floats in the type, of a tensor."""
+        return Batch(*(part.to(like) if part.is_floating_point() else part.to(like.device) for part in self))
 
     @property
     def state(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -117,12 +125,16 @@ def molecule_of(
     starts = torch.from_numpy(trajectory.starts(horizon))
     starts = starts[(starts >= skip) & (starts + horizon < frames - skip)]
     if not len(starts):
+        without = f" (without {skip} at both ends)" if skip else ""
         raise ValueError(
-            f"{where}: no window of {horizon} frames fits into its {frames} frames (without {skip} at both ends); "
+            f"{where}: no window of {horizon} frames fits into its {frames} frames{without}; "
             f"expected at least {horizon + 1 + 2 * skip} evenly spaced ones"
         )
     positions = torch.from_numpy(trajectory.positions).to(torch.float32)
     scored = numbers > 1 if hydrogens == "input" else torch.ones(len(numbers), dtype=torch.bool)
+    nearest = float(torch.pdist(positions[int(starts[0])]).min())
+    if nearest < TOO_NEAR:
+        log.warning("%s: two atoms are %.2g Å apart: are its positions in Å?", where, nearest)
     try:
         bonds = near_atoms(positions[int(starts[0])], cutoff)
     except ValueError as error:

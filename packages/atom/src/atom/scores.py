@@ -57,7 +57,7 @@ class Scores:
 def of_operator(operator: SolutionOperator) -> Predictor:
     """Make a predictor of a network, in evaluation mode."""
     operator.eval()
-    return lambda batch: operator(*batch.state)
+    return lambda batch: operator(*batch.on(operator.like).state).to(batch.target)
 
 
 def free_predictors() -> dict[str, Predictor]:

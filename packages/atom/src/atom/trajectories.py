@@ -15,6 +15,7 @@ F frames, N atoms. A trajectory bears the name of its file, without the data set
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import zipfile
@@ -147,7 +148,7 @@ def read_trajectory(path: str | Path, *, frame_fs: float | None = None, order: O
 
     Args:
         path: the file.
-        frame_fs: time from one frame to the next, fs. It replaces what the file says. Without it, it is
+        frame_fs: time from one frame to the next, fs, for a file that does not tell. Without it, it is
             `frame_fs` of our files, 0.5 fs for md17_NAME.npz and NAME_dft.npz, 0.5 fs times the usual spacing of
             `old_indices` for rMD17, and otherwise unknown.
         order: `original` sorts a file that has `old_indices` by them, which alone makes frame differences velocities;
@@ -159,7 +160,8 @@ def read_trajectory(path: str | Path, *, frame_fs: float | None = None, order: O
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is none of these formats, is damaged, or holds arrays that do not fit each other.
+        ValueError: if the file is none of these formats, is damaged, tells another spacing than `frame_fs`, or holds
+            arrays that do not fit each other.
     """
     path = Path(path)
     if order not in get_args(Order):
@@ -182,7 +184,11 @@ def read_trajectory(path: str | Path, *, frame_fs: float | None = None, order: O
         trajectory = _read_ase(path, "extxyz")
     else:
         raise ValueError(f"{path} is neither an npz archive nor an .xyz, .extxyz or ASE .traj file")
-    return trajectory if frame_fs is None else replace(trajectory, frame_fs=float(frame_fs))
+    if frame_fs is None:
+        return trajectory
+    if trajectory.frame_fs is not None and not math.isclose(trajectory.frame_fs, frame_fs, rel_tol=1e-6):
+        raise ValueError(f"{path}: its frames are {trajectory.frame_fs:g} fs apart, but frame_fs is {frame_fs:g}")
+    return replace(trajectory, frame_fs=float(frame_fs))
 
 
 def write_npz(trajectory: Trajectory, path: str | Path, **extra: ArrayLike) -> None:

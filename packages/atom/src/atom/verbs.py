@@ -40,7 +40,7 @@ from atom.scores import (
 )
 from atom.simulate import drift, make
 from atom.states import maxwell, read_state, velocities, write_states
-from atom.structures import structure
+from atom.structures import file_name, structure
 from atom.trajectories import Trajectory, read_trajectory
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def make_data(
 ) -> None:
     """Make trajectories; print where they are, how long, and how their energy drifts."""
     names = [name.strip() for name in molecules.split(",")]
-    if not all(names) or len(set(names)) < len(names):
+    if not all(names) or len(set(map(file_name, names))) < len(names):
         raise ValueError(f"molecules must be different names, SMILES or files, joined by commas, got {molecules!r}")
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive and finite, got {temperature}")
@@ -94,6 +94,8 @@ def predict(
         raise ValueError(f"out must end in .xyz or .extxyz, got {out}")
     if out.is_dir():
         raise IsADirectoryError(f"out must name a file, got the folder {out}")
+    if out.resolve() == state.resolve():
+        raise ValueError(f"out must not be the state's own file, got {out}")
     atoms = read_state(state, frame)
     cli = AtomCLI.of_run(run, select=select)
     data, spacing = cli.datamodule, frame_fs_of(cli.datamodule)
@@ -121,7 +123,9 @@ def predict(
     operator = cli.model.operator.eval()
     with torch.no_grad():
         per_frame = torch.from_numpy(v[kept] * spacing).float()
-        future = operator(*(part[None] for part in (x, per_frame, z, times.float(), bonds, mask)))[0]
+        state_of = (x, per_frame, z, times.float(), bonds, mask)
+        like = operator.like
+        future = operator(*(u[None].to(like) if u.is_floating_point() else u[None] for u in state_of))[0]
     write_states(future.double().numpy(), numbers, times.double().numpy(), out)
     say(f"{steps} states of {len(numbers)} atoms, up to {float(times[-1]):g} fs; written: {out}")
 
@@ -136,13 +140,15 @@ def evaluate(
     select: str,
 ) -> None:
     """Score a run's network and the trivial predictors on trajectories, and print, draw and write the errors."""
-    if not data or len(set(data)) < len(data):
+    if not data or len({path.resolve() for path in data}) < len(data):
         raise ValueError(f"data must be different files, got {', '.join(map(str, data)) or 'none'}")
     if samples is not None and samples < 1:
         raise ValueError(f"samples must be at least 1, got {samples}")
     if out is not None and out.exists() and not out.is_dir():
         raise NotADirectoryError(f"out must name a folder, got the file {out}")
     files = {str(path): read_trajectory(path, frame_fs=frame_fs) for path in data}
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # before the work, in case it cannot be made
     cli = AtomCLI.of_run(run, select=select)
     of_run, spacing = cli.datamodule, frame_fs_of(cli.datamodule)
     horizon = horizon_frames(of_run, horizon_fs, spacing, of_run.lags)
