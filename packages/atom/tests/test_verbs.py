@@ -297,7 +297,7 @@ def test_data_that_are_made_are_where_they_are_said_to_be(capsys):
         ("evaluate known.xyz --run tiny --frame_fs 1", "no window of 20 frames fits into its 1 frames"),
         ("evaluate known.xyz --run tiny", "the time between frames is unknown; set frame_fs"),
         ("evaluate known.xyz,known.xyz --run tiny", "data must be different files"),
-        (f"evaluate {DATA}/md_CH3CHO.npz --run tiny --frame_fs 2", "frames are 2 fs apart, expected 1 fs as the run"),
+        (f"evaluate {DATA}/md_CH3CHO.npz --run tiny --frame_fs 2", "its frames are 1 fs apart, but frame_fs is 2"),
         (f"evaluate {DATA}/md_CH3CHO.npz --run tiny --samples 0", "samples must be at least 1, got 0"),
         (f"evaluate {DATA}/md_CH3CHO.npz --run tiny --out known.xyz", "out must name a folder, got the file known.xyz"),
         ("rotate-test --run tiny --rotations 0", "rotations must be at least 1, got 0"),
