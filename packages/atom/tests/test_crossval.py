@@ -80,7 +80,7 @@ def test_train_takes_a_folds_config(folder):
 
 def test_the_spacing_is_passed_on_and_that_of_the_base_is_not(folder):
     assert all("frame_fs" not in fold["data"] for fold in made(folder, "--base", "tg80_fold1"))
-    assert [fold["data"]["frame_fs"] for fold in made(folder, "--frame_fs", "0.5")] == [0.5] * 3
+    assert [fold["data"]["frame_fs"] for fold in made(folder, "--frame_fs", "1")] == [1.0] * 3
 
 
 def test_without_an_out_nothing_is_written(folder, capsys):
