@@ -15,15 +15,8 @@ from atom.data import MoleculeData
 from atom.evaluate import rotation_test, trivial_scores
 from atom.figures import draw_run
 from atom.module import MoleculeModule
+from atom.report import REPORT
 from shared import logs
-
-LABELS = {
-    "identity": "identity",
-    "constant_velocity": "constant velocity",
-    "train_mean": "train mean",
-    "ridge": "ridge",
-    "nearest": "1 nearest neighbour",
-}
 
 
 class AtomCLI(PaperCLI):
@@ -47,7 +40,7 @@ class AtomCLI(PaperCLI):
             logs.console.print(trivial_table(trivial))
             if hasattr(self, "run_dir"):
                 scores = {type(self.model.operator).__name__: self.test_metrics()}
-                scores |= {LABELS[name]: trivial[name] for name in FREE}
+                scores |= {REPORT.label(name): trivial[name] for name in FREE}
                 draw_run(self.model.operator, self.datamodule, scores, self.run_dir / "figures")
         return {
             "relative": relative(self.test_metrics().get("s2t", math.nan), trivial),
@@ -77,5 +70,5 @@ def trivial_table(scores: Mapping[str, Mapping[str, float]]) -> Table:
         table.add_column(key, justify="right")
     for name, found in scores.items():
         cells = [found.get(key, math.nan) for key in keys]
-        table.add_row(LABELS[name], *("–" if math.isnan(value) else f"{value:.4g}" for value in cells))
+        table.add_row(REPORT.label(name), *("–" if math.isnan(value) else f"{value:.4g}" for value in cells))
     return table

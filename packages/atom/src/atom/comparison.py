@@ -74,7 +74,6 @@ UNSEEN_ABLATIONS: dict[str, list[str]] = {
 
 SEEDS = range(3)
 
-
 ADAMW: dict[str, list[float | str]] = {"model.optim.optimizer": ["adamw"], "model.optim.beta2": [0.999]}
 TUNINGS = [
     Tuning(

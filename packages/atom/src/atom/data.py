@@ -187,8 +187,9 @@ class MoleculeData(LightningDataModule):
             paths = [folder / file_name(name) for name in self.names]
         else:
             paths = [find_file(self.root, name) for name in self.names]
-        for path in paths:
-            if [p.resolve() for p in paths].count(path.resolve()) > 1:
+        resolved = [path.resolve() for path in paths]
+        for path, place in zip(paths, resolved, strict=True):
+            if resolved.count(place) > 1:
                 raise ValueError(f"{path} is named twice in train, val and test, under two names of one trajectory")
         found = [read_trajectory(path, frame_fs=self.frame_fs, order=self.order) for path in paths]
         spacings = {t.frame_fs for t in found}

@@ -12,7 +12,7 @@ from atom.baselines import FITTED, FREE, TRIVIAL, Fitted
 from atom.data import MoleculeData
 from atom.equivariance import RotationErrors, random_rotations, rotation_errors
 from atom.metrics import TrajectoryErrors
-from atom.module import HUNDREDTHS, summary
+from atom.module import HUNDREDTHS, headline_of, summary
 from atom.operators import SolutionOperator
 from atom.samples import Batch, Windows
 
@@ -76,8 +76,7 @@ def rotation_test(
         E_q and both S2T, in 10^-2 Å².
     """
     windows = data.scored
-    unseen = data.unseen & data.present
-    members = (unseen if unseen.any() else data.present)[windows.molecule].nonzero().flatten()
+    members = headline_of(data)[windows.molecule].nonzero().flatten()
     few = members[torch.linspace(0, len(members) - 1, min(len(members), ROTATED_WINDOWS)).round().long()]
     operator.eval()
 

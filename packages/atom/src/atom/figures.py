@@ -11,6 +11,7 @@ from ase.data import chemical_symbols
 
 from atom.attention import HeterogeneousAttention
 from atom.data import MoleculeData
+from atom.module import headline_of
 from atom.operators import SolutionOperator
 from atom.plots import STREAMS, draw_bonds, draw_gamma, draw_lags, draw_overlay
 from atom.samples import Batch
@@ -46,10 +47,9 @@ def draw_run(
 @torch.no_grad()
 def draw_window(operator: SolutionOperator, data: MoleculeData, folder: Path) -> None:
     """Draw bonds.png, if the graph has a bond, and overlay.png of one window of a test molecule."""
-    windows, unseen = data.scored, data.unseen & data.present
-    candidates = unseen if unseen.any() else data.present
+    windows = data.scored
     sizes = torch.tensor([len(m.numbers) for m in data.molecules])
-    chosen = int((sizes * candidates).argmax())
+    chosen = int((sizes * headline_of(data)).argmax())
     batch = windows.__getitems__((windows.molecule == chosen).nonzero().flatten())
     operator.eval()
     predicted = operator(*batch.on(operator.like).state).cpu().to(batch.target)

@@ -216,6 +216,12 @@ class MoleculeModule(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
+def headline_of(data: MoleculeData) -> Tensor:
+    """Return which molecules the headline is about (M,), bool: the unseen where any are scored, else all scored."""
+    unseen = data.unseen & data.present
+    return unseen if unseen.any() else data.present
+
+
 def summary(errors: TrajectoryErrors, data: MoleculeData) -> dict[str, float]:
     """Sum errors up, in 10^-2 Å²: of unseen molecules where the data score any, else of those trained on.
 
@@ -227,9 +233,7 @@ def summary(errors: TrajectoryErrors, data: MoleculeData) -> dict[str, float]:
         `s2t`, `s2s` and the error at each lag, `lag1` .. `lagP`, of the unseen; `seen_s2t` and `seen_s2s` of the others
         where both kinds are scored; `s2t/NAME` of each molecule where there are several; `n`, windows scored.
     """
-    present = data.present
-    unseen = data.unseen & present
-    headline = unseen if unseen.any() else present
+    present, headline = data.present, headline_of(data)
     others = present & ~headline
     found: dict[str, float] = {}
     with errors.sync_context():  # the sums of all processes

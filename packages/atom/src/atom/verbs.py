@@ -15,7 +15,7 @@ from rich.table import Table
 from shared.logs import console
 from shared.seeding import generator
 
-from atom.app import LABELS, AtomCLI
+from atom.app import AtomCLI
 from atom.data import MoleculeData
 from atom.evaluate import rotation_test
 from atom.features import near_atoms
@@ -24,6 +24,7 @@ from atom.horizons import lags_of
 from atom.molecules import canonical_smiles
 from atom.plots import draw_lags
 from atom.recipe import Method, Recipe, cache_folder
+from atom.report import REPORT
 from atom.samples import Molecule, choose, molecule_of, split_starts
 from atom.scores import (
     ALL,
@@ -180,11 +181,11 @@ def evaluate(
             if len(found) > 1:
                 methods = next(iter(found.values()))
                 found[ALL] = {name: pooled([scores[name] for scores in found.values()]) for name in methods}
-            console.print(score_table(found, titles[part], LABELS))
+            console.print(score_table(found, titles[part], REPORT.labels))
     if out is not None:
         write_scores(tables, out)
         total = list(whole.values())[-1]
-        curves = {LABELS.get(name, name): scores.per_lag.double().numpy() for name, scores in total.items()}
+        curves = {REPORT.label(name): scores.per_lag.double().numpy() for name, scores in total.items()}
         draw_lags(curves, (lags_of(horizon, of_run.lags) * spacing).double().numpy(), out / "lags.png")
         say(f"written: {', '.join(str(out / name) for name in ('scores.csv', 'scores.json', 'lags.png'))}")
 
