@@ -183,6 +183,7 @@ def test_a_run_stopped_within_an_epoch_resumes_to_an_unbroken_ones_weights_and_b
     rates = {group["lr"] for group in checkpoint(whole)["optimizer_states"][0]["param_groups"]}
     assert rates < {0.05 / 2**halved for halved in range(1, 6)}  # there was something to lose
 
+    step = LiftingModule.training_step
     for epoch in (2, 4):
 
         def stop(module, batch, index, epoch=epoch):
@@ -191,7 +192,6 @@ def test_a_run_stopped_within_an_epoch_resumes_to_an_unbroken_ones_weights_and_b
             return step(module, batch, index)
 
         with monkeypatch.context() as patch:
-            step = LiftingModule.training_step
             patch.setattr(LiftingModule, "training_step", stop)
             again = [*arguments, f"--run_dir={part}"] if epoch == 2 else ["train", "--resume", part]
             assert main(again) == 2

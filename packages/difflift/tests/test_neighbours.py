@@ -88,7 +88,7 @@ def test_groups_of_graphs_have_similar_sizes_and_few_distances(monkeypatch):
     members = torch.cat([group for group, _ in groups]).tolist()
     assert sorted(members) == list(range(len(sizes)))
     for group, longest in groups:
-        assert longest == sizes[group].max() < 2 * sizes[group].min()
+        assert sizes[group].max() <= longest < 2 * sizes[group].min()
         assert len(group) == 1 or len(group) * longest**2 <= 2000
 
 

@@ -22,6 +22,7 @@ _HOME = {
     "UniGIN": "unignn",
     "CWN": "cwn",
     "TopoTune": "topotune",
+    "TopoModelX": "topomodelx_network",
     "GraphGIN": "models",
     "LiftedNetwork": "models",
 }

@@ -10,7 +10,9 @@ from shared.checkpoints import load
 from shared.papercli import PaperCLI
 
 from difflift.data import GraphData
+from difflift.figures import draw_run
 from difflift.module import LiftingModule
+from difflift.transform import LiftTransform
 
 
 class DiffLiftCLI(PaperCLI):
@@ -28,3 +30,24 @@ class DiffLiftCLI(PaperCLI):
         super().load_weights(checkpoint)
         self.model.best = load(checkpoint, package=self.paper, map_location="cpu").get("best", {})
         self.model.restore_best()
+
+    def after_test(self) -> dict[str, float]:
+        """Draw some lifted graphs and what was chosen in all; no further metrics."""
+        if self.trainer.is_global_zero and not self.quiet and hasattr(self, "run_dir"):
+            lifting, run = self.model.model.lifting, self.run_dir
+            draw_run(lifting, self.datamodule, run / "figures", run / "metrics.csv")
+        return {}
+
+    @classmethod
+    def transform_of(cls, run: str | Path = "last", *, select: str = "last") -> LiftTransform:
+        """Return the lifting of a finished run as a transform of PyG.
+
+        Args:
+            run: a run folder, or `last`.
+            select: which checkpoint: `last`, `best`, or a file.
+
+        Raises:
+            FileNotFoundError: if there is no such run or checkpoint.
+            CheckpointError: if the checkpoint cannot be read.
+        """
+        return LiftTransform(cls.of_run(run, select=select).model.model.lifting)

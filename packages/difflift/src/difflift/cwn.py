@@ -89,6 +89,7 @@ class CWN(Network):
         super().__init__(width, layers, dropout)
         if update not in ("edges", "all"):
             raise ValueError(f"update must be 'edges' or 'all', got {update!r}")
+        self.updates_vertices = update == "all"
         ranks = (1,) if update == "edges" else (0, 1, 2)
         self.layers = nn.ModuleList(
             nn.ModuleDict({str(rank): RankUpdate(width, rank) for rank in ranks}) for _ in range(layers)

@@ -56,6 +56,7 @@ class GraphData(LightningDataModule):
         name: of a data set, see `datasets.NAMES`, or a folder of yours in the TU format.
         root: folder of the data sets; solubility, mutag and planted need none.
         download: whether missing files may be downloaded to root.
+        planted_noise: standard deviation of the noise that hides planted's groups.
         drop_edges: forget all edges: the vertices are a point cloud.
         folds: number of folds of cross-validation, of which seed s tests number s mod `folds`; the folds are drawn anew
             for every so many seeds. None for a split into 80, 10 and 10 %.
@@ -75,6 +76,7 @@ class GraphData(LightningDataModule):
         name: str = "solubility",
         root: Path | None = None,
         download: bool = True,
+        planted_noise: float = 2.0,
         drop_edges: bool = False,
         folds: int | None = None,
         val_fraction: float = 0.1,
@@ -96,6 +98,7 @@ class GraphData(LightningDataModule):
             if value is not None and value < least:
                 raise ValueError(f"{option} must be at least {least}, got {value}")
         self.dataset, self.download, self.drop_edges = name, download, drop_edges
+        self.planted_noise = planted_noise
         self.root = None if root is None else Path(root).expanduser()
         self.folds, self.val_fraction, self.test_on, self.seed = folds, val_fraction, test_on, seed
         self.batch_size, self.eval_batch_size, self.num_workers = batch_size, eval_batch_size, num_workers
@@ -115,7 +118,8 @@ class GraphData(LightningDataModule):
         """
         if self.own_folder is not None:
             return splits_of(read_tu(self.own_folder), "graph")
-        return load(self.dataset, self.root, self.seed if self.dataset == "planted" else 0, self.download)
+        seed = self.seed if self.dataset == "planted" else 0
+        return load(self.dataset, self.root, seed, self.download, self.planted_noise)
 
     @cached_property
     def kinds(self) -> Any:

@@ -73,7 +73,9 @@ class Splits:
     features: int
 
 
-def load(name: str, root: Path | None = None, seed: int = 0, download: bool = True) -> Splits:
+def load(
+    name: str, root: Path | None = None, seed: int = 0, download: bool = True, planted_noise: float = 2.0
+) -> Splits:
     """Load a data set by its name.
 
     Args:
@@ -81,6 +83,7 @@ def load(name: str, root: Path | None = None, seed: int = 0, download: bool = Tr
         root: folder of the files; not used for solubility, mutag and planted.
         seed: of what is drawn: the graphs of planted, the features of REDDIT-BINARY.
         download: whether files that are missing may be downloaded to root.
+        planted_noise: standard deviation of the noise that hides planted's groups.
 
     Raises:
         ValueError: if the name is unknown, or there is no root but the data set needs one, or a file is malformed.
@@ -95,7 +98,7 @@ def load(name: str, root: Path | None = None, seed: int = 0, download: bool = Tr
     if name == "mutag":
         return splits_of(mutag(), "graph")
     if name == "planted":
-        graphs = planted(seed=seed)
+        graphs = planted(noise=planted_noise, seed=seed)
         return splits_of(graphs, "node", {"train": graphs[:160], "val": graphs[160:200], "test": graphs[200:]})
     if root is None:
         raise ValueError(f"root must name the folder of {name}, got None; {', '.join(EMBEDDED)} need none")

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -137,7 +138,9 @@ def to_json(complex: Complex, graph: int = 0, target: Target | None = None) -> d
         "target": target,
         "vertices": one.b1.rows,
         "edges": members[: one.edges],
-        "cells": [{"kind": kind, "vertices": vertices, "probability": p, "inclusion": s} for kind, vertices, p, s in cells],
+        "cells": [
+            {"kind": kind, "vertices": vertices, "probability": p, "inclusion": s} for kind, vertices, p, s in cells
+        ],
         "k": None if one.k is None else one.k.tolist(),
     }
 
@@ -272,9 +275,9 @@ def to_toponetx(complex: Complex, graph: int = 0, target: Target | None = None) 
 def from_toponetx(source: Any) -> Complex:
     """Convert a complex of TopoNetX of rank 2 at most, or a hypergraph of its with hyperedges of rank 1.
 
-    Vertices are numbered in their sorted order, or in the order of the source where they cannot be sorted. Cells with a
-    true attribute `learned`, and hyperedges of other than two vertices, count as added by the lifting; all other 1-cells
-    as the graph's own edges. `probability` and `inclusion` are 1 where an attribute is missing.
+    Vertices are numbered in their sorted order, or in the order of the source where they cannot be sorted. 1-cells with
+    a true attribute `learned` count as added by the lifting, the others as the graph's own edges; where it is missing,
+    those of two vertices are the graph's own. `probability` and `inclusion` are 1 where an attribute is missing.
 
     Args:
         source: a `CellComplex`, `SimplicialComplex` or `ColoredHyperGraph`.
@@ -294,7 +297,7 @@ def from_toponetx(source: Any) -> Complex:
     elif isinstance(source, tnx.SimplicialComplex):
         if source.dim > 2:
             raise ValueError(f"the simplices must be of rank 2 at most, got rank {source.dim}")
-        nodes = [simplex[0] for simplex in source.skeleton(0)]
+        nodes = [next(iter(simplex)) for simplex in source.skeleton(0)]
         ones, twos = ([(s, source[s]) for s in source.skeleton(r)] if r <= source.dim else [] for r in (1, 2))
     elif isinstance(source, tnx.ColoredHyperGraph):
         ranks = sorted({int(rank) for rank in source.ranks} - {0})
@@ -306,10 +309,8 @@ def from_toponetx(source: Any) -> Complex:
         raise ValueError(f"expected a CellComplex, SimplicialComplex or ColoredHyperGraph, got {type(source).__name__}")
     if not nodes:
         raise ValueError("the complex has no vertex, expected at least one")
-    try:
+    with suppress(TypeError):
         nodes = sorted(nodes)
-    except TypeError:
-        pass
     number = {node: v for v, node in enumerate(nodes)}
     own: list[Described] = []
     added: list[Described] = []

@@ -55,6 +55,7 @@ class DiffLift(Lifting):
         learn_k: choose each vertex's size; otherwise it is k_max.
         k_gradient: `cumulative` lets the loss reach that choice; `none` is as published.
         tau: temperature of the choice.
+        distance_gradient: strength of a gradient to the distances between embeddings; 0 is as published: none.
         selection: how cells are chosen: `sample` (the hypergraph's when None), `threshold` (the others' when None),
             `soft`, `all`, `none` or `random`; see `selection.include`.
         hidden: of the scorer.
@@ -81,6 +82,7 @@ class DiffLift(Lifting):
         learn_k: bool = True,
         k_gradient: KGradient = "cumulative",
         tau: float = 1.0,
+        distance_gradient: float = 0.0,
         selection: Selection | None = None,
         hidden: int = 64,
         scorer_dropout: float = 0.5,
@@ -102,7 +104,7 @@ class DiffLift(Lifting):
         self.rank = 1 if target == "hypergraph" else 2
         self.keep_excluded = keep_excluded
         self.encoder, dim = build_encoder(encoder, features, embedding, encoder_layers)
-        self.size = NeighbourhoodSize(dim, k_max, learn_k, k_gradient, tau)
+        self.size = NeighbourhoodSize(dim, k_max, learn_k, k_gradient, tau, distance_gradient)
         self.nearest: Callable[[Tensor, Tensor, int], Tensor] = nearest
         self.branch: HyperedgeBranch | CellBranch
         if target == "hypergraph":

@@ -58,6 +58,9 @@ class LiftedNetwork(nn.Module):
         self.level: Level = level
         self.pooling: Pooling = pooling
         self.lifting, self.network = lifting(features), network(width)
+        if not propagate_down and not self.network.updates_vertices:
+            name = type(self.network).__name__
+            raise ValueError(f"propagate_down must be true with {name}, which leaves the vertices alone, got false")
         self.features = nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Dropout(dropout))
         self.down = PropagateDown(width) if propagate_down and self.network.ranks == 3 else None
         self.head = nn.Linear(width, outputs)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from difflift.complexes import block_offsets
-from difflift.selection import one_hot_choice
+from difflift.selection import one_hot_choice, straight_through
 
 KGradient = Literal["cumulative", "none"]
 CHUNK = 1 << 22  # distances that are held at a time, 16 MiB
@@ -126,20 +126,30 @@ class NeighbourhoodSize(nn.Module):
         learned: choose; otherwise every neighbourhood has k_max vertices.
         gradient: `cumulative` lets the loss reach the choice through m; `none`, as published, does not.
         tau: temperature of the Gumbel-softmax.
+        distance_gradient: λ, strength of a gradient of m in the distances, see `closeness`; 0, as published, for none.
 
     Raises:
-        ValueError: if k_max is below 2 or tau not positive.
+        ValueError: if k_max is below 2, tau not positive or λ negative.
     """
 
     def __init__(
-        self, dim: int, k_max: int = 7, learned: bool = True, gradient: KGradient = "cumulative", tau: float = 1.0
+        self,
+        dim: int,
+        k_max: int = 7,
+        learned: bool = True,
+        gradient: KGradient = "cumulative",
+        tau: float = 1.0,
+        distance_gradient: float = 0.0,
     ) -> None:
         super().__init__()
         if k_max < 2:
             raise ValueError(f"k_max must be at least 2, got {k_max}")
         if not tau > 0:
             raise ValueError(f"tau must be positive, got {tau}")
+        if not distance_gradient >= 0:
+            raise ValueError(f"distance_gradient must be at least 0, got {distance_gradient}")
         self.k_max, self.learned, self.gradient, self.tau = k_max, learned, gradient, tau
+        self.distance_gradient = distance_gradient
         if learned:
             self.logits = nn.Sequential(nn.Linear(dim, 64), nn.ReLU(), nn.Linear(64, k_max - 1))
 
@@ -154,11 +164,15 @@ class NeighbourhoodSize(nn.Module):
             The neighbourhoods; a size beyond the graph's is the graph's.
         """
         real = (index >= 0).to(h)
-        if not self.learned:
-            return Neighbourhoods(index, real, real.sum(1).long())
-        o = one_hot_choice(self.logits(h), self.training, self.tau)
-        mask = cumulative_mask(o if self.gradient == "cumulative" else o.detach()) * real
-        return Neighbourhoods(index, mask, mask.detach().sum(1).long())
+        mask = real
+        if self.learned:
+            o = one_hot_choice(self.logits(h), self.training, self.tau)
+            mask = cumulative_mask(o if self.gradient == "cumulative" else o.detach()) * real
+        k = mask.detach().sum(1).long()
+        if self.distance_gradient and self.training:
+            soft = self.distance_gradient * closeness(h, index)
+            mask = mask * straight_through(torch.ones_like(soft), soft)
+        return Neighbourhoods(index, mask, k)
 
 
 def cumulative_mask(o: Tensor) -> Tensor:
@@ -168,3 +182,20 @@ def cumulative_mask(o: Tensor) -> Tensor:
     """
     tail = o.flip(1).cumsum(1).flip(1)
     return torch.cat([torch.ones_like(tail[:, :1]), tail], dim=1)
+
+
+def closeness(h: Tensor, index: Tensor) -> Tensor:
+    """Return K · softmax over j of -d_vj² / (mean of d_v²) (N, K): how near each neighbour is among the K found.
+
+    Which vertices are nearest is a step function of the embeddings, so that no gradient of the loss reaches a distance.
+    Where a membership m has the gradient of this, what helps is drawn near and what harms is pushed away.
+
+    Args:
+        h: embeddings (N, d).
+        index: the nearest vertices (N, K), -1 beyond the graph; those have closeness 0.
+    """
+    real = index >= 0
+    squares = (h[:, None] - h[index.clamp(min=0)]).square().sum(2).masked_fill(~real, 0.0)
+    scale = squares.detach().sum(1, keepdim=True) / real.sum(1, keepdim=True)
+    logits = (-squares / scale.clamp(min=1e-12)).masked_fill(~real, -torch.inf)
+    return index.shape[1] * torch.softmax(logits, dim=1)

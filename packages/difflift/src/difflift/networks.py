@@ -52,6 +52,7 @@ class Network(nn.Module, ABC):
     Attributes:
         width: D, of the signals it takes and returns.
         ranks: of how many ranks it returns signals: 1 for a network on hypergraphs, 3 for one on cell complexes.
+        updates_vertices: whether x_0 is not the input alone; else a readout must carry other ranks down.
 
     Args:
         width: D.
@@ -63,6 +64,7 @@ class Network(nn.Module, ABC):
     """
 
     ranks: int
+    updates_vertices: bool = True
 
     def __init__(self, width: int, layers: int, dropout: float) -> None:
         super().__init__()

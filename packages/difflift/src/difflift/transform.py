@@ -71,8 +71,10 @@ class LiftTransform(BaseTransform):
             data: one graph: `x` (N, F) and `edge_index` (2, M).
 
         Raises:
-            ValueError: if `data` is malformed, see `Graphs.of`.
+            ValueError: if `data` is malformed, see `Graphs.of`, or holds several graphs.
         """
+        if getattr(data, "num_graphs", 1) > 1:
+            raise ValueError(f"LiftTransform takes one graph at a time, got a batch of {data.num_graphs}")
         complex = self.lifting(data).pruned()
         lifted = LiftedData.from_dict(data.to_dict())
         for rank, b in ((1, complex.b1), (2, complex.b2)):
@@ -83,6 +85,8 @@ class LiftTransform(BaseTransform):
         lifted.learned_1 = torch.arange(len(complex.p_1), device=complex.p_1.device) >= complex.edges
         if complex.k is not None:
             lifted.k = complex.k
+        elif isinstance(data, LiftedData) and "k" in data:
+            del lifted.k  # of the lifting before
         return lifted
 
     def __repr__(self) -> str:
