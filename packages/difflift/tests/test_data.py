@@ -211,6 +211,13 @@ def test_a_tu_folder_of_ones_own_is_read_by_its_path(tmp_path, monkeypatch):
     assert GraphData("mutag").kinds is None
 
 
+def test_a_folder_does_not_hide_the_data_set_of_its_name(tmp_path, monkeypatch):
+    write_tu(tmp_path / "mutag")
+    monkeypatch.chdir(tmp_path)
+    assert len(GraphData("mutag").splits.graphs) == 188
+    assert len(GraphData("./mutag").splits.graphs) == 30
+
+
 def test_a_missing_folder_names_the_files_that_are_expected(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere lacks .*NAME_A\.txt, NAME_graph_indicator\.txt"):
         _ = GraphData(str(tmp_path / "nowhere")).splits
@@ -225,8 +232,7 @@ def test_an_unknown_name_is_told_the_known_ones():
         _ = GraphData("Cora").splits
 
 
-@pytest.mark.filterwarnings("ignore:The least populated class")
-@pytest.mark.parametrize("folds", [None, 3])
+@pytest.mark.parametrize("folds", [None, 13])
 def test_too_few_graphs_of_a_class_are_told(folds):
     graphs = [ring(3, int(i < 1)) for i in range(12)]
     with pytest.raises(ValueError, match="solubility: 12 graphs cannot be divided by class"):

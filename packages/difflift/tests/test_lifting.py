@@ -3,6 +3,7 @@
 import pytest
 import torch
 from difflift.baselines import FeatureKNNLifting, NoLifting
+from difflift.graphs import Graphs
 from difflift.lifting import DiffLift
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -245,3 +246,42 @@ def test_data_are_left_as_they_were():
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         DiffLift(F, "cell", **options)
+
+
+@pytest.mark.parametrize("option", ["target", "encoder", "k_gradient", "selection", "boundary"])
+def test_a_choice_that_there_is_not_is_refused(option):
+    with pytest.raises(ValueError, match=f"{option} must be one of .*, got 'sideways'"):
+        DiffLift(F, **{option: "sideways"})
+
+
+@each_target
+def test_features_of_another_precision_are_taken_as_the_networks(target):
+    net = lifting(target)
+    expected = net.float()(Data(x=RING.x.float(), edge_index=RING.edge_index))
+    assert torch.equal(net(RING).b1.to_dense(), expected.b1.to_dense())
+    assert RING.x.dtype == torch.float64
+
+
+def test_another_number_of_features_is_refused():
+    with pytest.raises(ValueError, match=r"data\.x must have 3 features, as the lifting does, got 5"):
+        lifting("cell")(Data(x=torch.randn(4, 5), edge_index=torch.empty(2, 0, dtype=torch.long)))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32])
+def test_no_edges_may_have_any_type_and_edges_a_whole_one(dtype):
+    none = Data(x=RING.x, edge_index=torch.empty(2, 0, dtype=dtype))
+    assert lifting("cell")(none).edges == 0
+    ring = Data(x=RING.x, edge_index=RING.edge_index.to(dtype))
+    if dtype == torch.int32:
+        assert lifting("cell")(ring).edges == 10
+    else:
+        with pytest.raises(ValueError, match=r"edge_index must be whole numbers, got torch\.float32"):
+            lifting("cell")(ring)
+
+
+def test_a_lone_vertex_is_trained_on_with_the_running_statistics():
+    net = lifting("hypergraph", training=True)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    trained = net.encoder(Graphs.of(GRAPHS[1]))
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert torch.equal(trained, net.encoder.eval()(Graphs.of(GRAPHS[1])))

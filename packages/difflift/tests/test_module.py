@@ -1,6 +1,7 @@
 """The LightningModule: losses, the best epoch and its weights, the rate, metrics, and data that does not fit."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,8 +93,6 @@ class Offered(Lifting):
         self.p = nn.Parameter(torch.tensor([0.2, 0.6]))
 
     def forward(self, data):
-        from dataclasses import replace
-
         graphs = Graphs.of(data)
         none = graphs.edges.new_empty(0)
         lifted = hypergraph(graphs, none, none)
@@ -163,13 +162,12 @@ def fit(scores, task="graph", **options):
     made = LiftingModule(NoLifting, Same, 1, 1 if task == "regression" else 2, task, width=1, dropout=0.0, **options)
     seen, rates = [], []
 
-    class Scored(type(made.val_metric)):
-        def compute(self):
-            seen.append({name: tensor.clone() for name, tensor in made.model.state_dict().items()})
-            rates.append(made.optimizers().param_groups[0]["lr"])
-            return torch.tensor(scores[len(seen) - 1])
+    def told():
+        seen.append({name: tensor.clone() for name, tensor in made.model.state_dict().items()})
+        rates.append(made.optimizers().param_groups[0]["lr"])
+        return torch.tensor(scores[len(seen) - 1])
 
-    made.val_metric.__class__ = Scored
+    made.val_metric.compute = told
     trainer = Trainer(
         max_epochs=len(scores), accelerator="cpu", logger=False, enable_checkpointing=False, num_sanity_val_steps=0,
         enable_progress_bar=False, enable_model_summary=False,
@@ -219,7 +217,7 @@ def test_the_rate_is_halved_after_more_epochs_without_a_better_score_than_its_pa
     # Seen at the end of each epoch, before that epoch's score has had an effect.
     assert rates == [0.08, 0.08, 0.08, 0.04, 0.04, 0.04]
     _made, _trainer, _seen, rates = fit([3.0, 2.0, 2.0, 1.0, 1.0], "regression", lr=0.08, lr_patience=0)
-    assert rates == [0.08, 0.08, 0.08, 0.04, 0.04]  # an error that falls is progress
+    assert rates == [0.08, 0.08, 0.08, 0.04, 0.04]  # an error that falls is progress, one that stays is not
     _made, _trainer, _seen, rates = fit([0.5] * 5, lr=3e-6, lr_patience=0)
     assert rates == [3e-6, 3e-6, 1.5e-6, 1e-6, 1e-6]  # never below 1e-6
 
@@ -251,9 +249,9 @@ def test_the_best_weights_are_a_copy_that_training_does_not_change():
 
 def test_adam_has_the_rate_the_decay_and_every_parameter():
     made = LiftingModule(lambda f: DiffLift(f), UniGCNII, 3, 2, lr=0.01, weight_decay=0.1)
-    settings = made.configure_optimizers()
-    (group,) = settings["optimizer"].param_groups
-    assert type(settings["optimizer"]) is torch.optim.Adam
+    adam = made.configure_optimizers()
+    (group,) = adam.param_groups
+    assert type(adam) is torch.optim.Adam
     assert (group["lr"], group["weight_decay"]) == (0.01, 0.1)
     assert {id(p) for p in group["params"]} == {id(p) for p in made.parameters()}
 
@@ -298,3 +296,8 @@ def test_an_option_out_of_range_is_named(options, message):
 
 def test_the_epoch_chosen_on_validation_data_is_monitored_by_the_command():
     assert (DiffLiftCLI.monitor, DiffLiftCLI.monitor_mode) == ("val/score", "max")
+
+
+def test_sparsity_needs_the_probabilities_of_what_is_excluded():
+    with pytest.raises(ValueError, match=r"sparsity needs keep_excluded, .*; got 0\.1 without"):
+        LiftingModule(lambda f: DiffLift(f, keep_excluded=False), UniGCNII, 3, 2, sparsity=0.1)

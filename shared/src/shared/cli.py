@@ -159,7 +159,7 @@ def main(paper: Paper, argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError, LookupError, ArithmeticError) as error:
+    except (ValueError, OSError, LookupError, ArithmeticError, ImportError) as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
         print(f"{paper.name} {verb}: error: {_sentence(error)}", file=sys.stderr)

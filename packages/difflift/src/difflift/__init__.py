@@ -25,6 +25,7 @@ _HOME = {
     "TopoModelX": "topomodelx_network",
     "GraphGIN": "models",
     "LiftedNetwork": "models",
+    "LiftTransform": "transform",
 }
 __all__ = list(_HOME)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from difflift.complexes import Complex, Incidence, block_offsets, edge_incidence
-from difflift.cycles import CycleKind, find_cycles
+from difflift.cycles import CycleKind, find_cycles, ragged_ranges
 from difflift.graphs import Graphs
 from difflift.neighbours import Neighbourhoods
 from difflift.selection import SHARPENING, Selection, include, sharpened
@@ -143,9 +143,11 @@ def projected(b1: Incidence, around: Incidence) -> Incidence:
         b1: B_1 (N, E').
         around: vertices of the cycles (N, C), with the cycles' inclusion as weight.
     """
-    left = replace(b1, weight=(b1.weight.detach() > 0).to(b1.weight)).to_sparse().t()
-    right = replace(around, weight=torch.ones_like(around.weight)).to_sparse()
-    product = torch.sparse.mm(left, right).coalesce()
-    row, col = product.indices()
-    kept = product.values() != 0
-    return Incidence(row[kept], col[kept], product.values()[kept].detach(), around.weight, b1.shape[1])
+    n, cells = b1.rows, len(around.weight)
+    kept = b1.weight.detach()[b1.col] > 0
+    order = b1.row[kept].argsort(stable=True)
+    edge, degree = b1.col[kept][order], torch.bincount(b1.row[kept], minlength=n)
+    entry, place = ragged_ranges((degree.cumsum(0) - degree)[around.row], degree[around.row])
+    key, count = torch.unique(edge[place] * cells + around.col[entry], return_counts=True)
+    height = max(cells, 1)
+    return Incidence(key // height, key % height, count.to(around.member), around.weight, b1.shape[1])

@@ -75,7 +75,8 @@ class Incidence:
 
     def to_sparse(self) -> Tensor:
         """Return B (R, C) as a coalesced sparse COO tensor."""
-        return torch.sparse_coo_tensor(torch.stack([self.row, self.col]), self.value, self.shape).coalesce()
+        indices = torch.stack([self.row, self.col])
+        return torch.sparse_coo_tensor(indices, self.value, self.shape, check_invariants=False).coalesce()
 
     def select(self, rows: Tensor | None = None, cols: Tensor | None = None) -> Incidence:
         """Return the matrix of the rows (R,) and columns (C,) whose mask is True, without entries of m = 0."""

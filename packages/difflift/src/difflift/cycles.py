@@ -18,13 +18,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import rustworkx as rx
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from difflift.options import check_choice
 
 CycleKind = Literal["basis", "minimum", "induced", "triangles"]
 CACHED_EDGES = 512  # of the largest graph that is remembered; it bounds the memory of the caches
@@ -92,8 +94,7 @@ def check_cycle_options(kind: CycleKind, shortest: int = 3, longest: int | None 
     Raises:
         ValueError: if one is out of range.
     """
-    if kind not in get_args(CycleKind):
-        raise ValueError(f"cycles must be one of {', '.join(get_args(CycleKind))}, got {kind!r}")
+    check_choice("cycles", kind, CycleKind)
     if shortest < 3:
         raise ValueError(f"shortest must be at least 3, the length of a triangle, got {shortest}")
     if longest is None and kind == "induced":

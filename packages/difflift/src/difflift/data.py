@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch, Data
 
-from difflift.datasets import Splits, load, splits_of
+from difflift.datasets import NAMES, Splits, load, splits_of
 from difflift.tu import node_kinds, read_tu
 
 log = logging.getLogger(__name__)
@@ -105,8 +105,9 @@ class GraphData(LightningDataModule):
 
     @property
     def own_folder(self) -> Path | None:
-        """The folder, if the data set is one of the user's."""
-        return Path(self.dataset) if "/" in self.dataset or Path(self.dataset).is_dir() else None
+        """The folder, if the data set is one of the user's: a name that is none of `datasets.NAMES`."""
+        path = Path(self.dataset).expanduser()
+        return path if self.dataset not in NAMES and (path.is_dir() or path.name != self.dataset) else None
 
     @cached_property
     def splits(self) -> Splits:

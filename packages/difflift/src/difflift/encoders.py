@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch_geometric.nn import GINConv, GPSConv
 
 from difflift.complexes import block_offsets
@@ -18,10 +19,20 @@ WALK_LENGTH = 20
 HEADS = 4
 
 
+class VertexNorm(nn.BatchNorm1d):
+    """BatchNorm over the vertices of a batch; a lone vertex, which has no variance, is normalised as in evaluation."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise (N, d)."""
+        if self.training and len(input) == 1:
+            return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(input)
+
+
 def gin_layer(dim_in: int, dim: int) -> GINConv:
     """Return GINConv with ε = 0 around Linear, ReLU, Linear, ReLU, BatchNorm."""
     perceptron = nn.Sequential(
-        nn.Linear(dim_in, dim), nn.ReLU(), nn.Linear(dim, dim), nn.ReLU(), nn.BatchNorm1d(dim)
+        nn.Linear(dim_in, dim), nn.ReLU(), nn.Linear(dim, dim), nn.ReLU(), VertexNorm(dim)
     )  # fmt: skip
     return GINConv(perceptron, eps=0.0, train_eps=False)
 
@@ -68,7 +79,7 @@ class GPS(nn.Module):
             )
         self.walk_length = walk_length
         self.features = nn.Linear(features, dim - POSITION)
-        self.norm, self.position = nn.BatchNorm1d(walk_length), nn.Linear(walk_length, POSITION)
+        self.norm, self.position = VertexNorm(walk_length), nn.Linear(walk_length, POSITION)
         self.layers = nn.ModuleList(GPSConv(dim, gin_layer(dim, dim), heads=HEADS) for _ in range(layers))
 
     def forward(self, graphs: Graphs) -> Tensor:

@@ -67,6 +67,9 @@ class Graphs:
             raise ValueError(f"data.x of graph {int(batch[vertex])} is not finite at vertex {vertex} of the batch")
         if edge_index is None:
             edge_index = torch.empty(2, 0, dtype=torch.long, device=x.device)
+        if edge_index.is_floating_point() and edge_index.numel():
+            raise ValueError(f"data.edge_index must be whole numbers, got {edge_index.dtype}")
+        edge_index = edge_index.long()
         graphs = getattr(data, "num_graphs", None) or int(batch[-1]) + 1
         return cls(x, undirected(edge_index, batch), batch, graphs)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from difflift.encoders import Encoder, build_encoder
 from difflift.graphs import Graphs
 from difflift.hypergraph import HyperedgeBranch
 from difflift.neighbours import KGradient, NeighbourhoodSize, nearest
+from difflift.options import check_choice
 from difflift.selection import SHARPENING, Selection
 
 Target = Literal["hypergraph", "cell", "simplicial"]
@@ -94,6 +96,12 @@ class DiffLift(Lifting):
         keep_excluded: bool = True,
     ) -> None:
         super().__init__()
+        check_choice("target", target, Target)
+        check_choice("encoder", encoder, Encoder)
+        check_choice("k_gradient", k_gradient, KGradient)
+        if selection is not None:
+            check_choice("selection", selection, Selection)
+        check_choice("boundary", boundary, Boundary)
         if not 0 <= scorer_dropout < 1:
             raise ValueError(f"scorer_dropout must lie in [0, 1), got {scorer_dropout}")
         if hidden < 1:
@@ -101,6 +109,7 @@ class DiffLift(Lifting):
         if not sharpening > 0:
             raise ValueError(f"sharpening must be positive, got {sharpening}")
         check_cycle_options(cycles, shortest, longest)
+        self.features = features
         self.rank = 1 if target == "hypergraph" else 2
         self.keep_excluded = keep_excluded
         self.encoder, dim = build_encoder(encoder, features, embedding, encoder_layers)
@@ -125,9 +134,12 @@ class DiffLift(Lifting):
             The complexes of the batch.
 
         Raises:
-            ValueError: if `data` is malformed, see `Graphs.of`.
+            ValueError: if `data` is malformed, see `Graphs.of`, or its features are not F.
         """
         graphs = Graphs.of(data)
+        if graphs.x.shape[1] != self.features:
+            raise ValueError(f"data.x must have {self.features} features, as the lifting does, got {graphs.x.shape[1]}")
+        graphs = replace(graphs, x=graphs.x.to(next(self.branch.parameters()).dtype))
         h = self.encoder(graphs)
         hoods = self.size(h, self.nearest(h, graphs.sizes, self.size.k_max))
         lifted: Complex = self.branch(h, graphs, hoods)

@@ -13,6 +13,7 @@ from difflift.complexes import Complex
 from difflift.encoders import gin_layer
 from difflift.lifting import Lifting
 from difflift.networks import Network
+from difflift.options import check_choice
 from difflift.readout import PropagateDown, pool
 
 Level = Literal["graph", "node"]
@@ -34,7 +35,7 @@ class LiftedNetwork(nn.Module):
         dropout: of the features' encoder.
 
     Raises:
-        ValueError: if an option is out of range, or a network for cells is given a lifting to hypergraphs.
+        ValueError: if an option is out of range, or the network leaves the vertices alone and nothing is carried down.
     """
 
     def __init__(
@@ -53,6 +54,8 @@ class LiftedNetwork(nn.Module):
         for option, value in (("features", features), ("outputs", outputs), ("width", width)):
             if value < 1:
                 raise ValueError(f"{option} must be at least 1, got {value}")
+        check_choice("level", level, Level)
+        check_choice("pooling", pooling, Pooling)
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {dropout}")
         self.level: Level = level

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from shared.kernels.segment_knn import segment_knn
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim import Adam
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch_geometric.data import Data
 from torchmetrics import Accuracy, MeanAbsoluteError, MeanMetric, Metric, SumMetric
@@ -23,6 +23,7 @@ from difflift.lifting import DiffLift, Lifting
 from difflift.models import LiftedNetwork, Pooling
 from difflift.neighbours import nearest
 from difflift.networks import Network
+from difflift.options import check_choice
 
 if TYPE_CHECKING:
     from difflift.data import GraphData
@@ -99,6 +100,7 @@ class LiftingModule(LightningModule):
             raise ValueError(
                 f"patience must be at least 1 and lr_patience at least 0, got {patience} and {lr_patience}"
             )
+        check_choice("task", task, Task)
         if (classes == 1) != (task == "regression"):
             raise ValueError(f"classes must be 1 for a regression and at least 2 otherwise, got {classes} for {task}")
         if task == "binary" and classes != 2:
@@ -109,10 +111,13 @@ class LiftingModule(LightningModule):
         self.model = LiftedNetwork(features, classes, lifting, network, width, level, pooling, propagate_down, dropout)
         if isinstance(self.model.lifting, DiffLift):
             self.model.lifting.nearest = fastest_nearest
+            if sparsity and not self.model.lifting.keep_excluded:
+                raise ValueError(f"sparsity needs keep_excluded, to see p of what is excluded; got {sparsity} without")
         self.val_metric, self.test_metric = build_metric(task, classes), build_metric(task, classes)
         self.test_count, self.test_added, self.test_k = SumMetric(), MeanMetric(), MeanMetric()
         self.test_share = MeanMetric()
         self.best: dict[str, Any] = {}  # score, epoch and weights of the best epoch
+        self.plateau_state: dict[str, Any] = {}  # of a run that is resumed
 
     def setup(self, stage: str) -> None:
         """Refuse data that the network was not made for.
@@ -172,6 +177,8 @@ class LiftingModule(LightningModule):
         self.log("val/score", score)
         if self.trainer.sanity_checking:
             return
+        # Lightning would step it after the epoch's checkpoint has been written, and a resumed run would lose the step.
+        self.plateau.step(float(score))
         if not self.best or float(score) > self.best["score"]:
             weights = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
             self.best = {"score": float(score), "epoch": self.current_epoch, "weights": weights}
@@ -179,12 +186,12 @@ class LiftingModule(LightningModule):
             self.trainer.should_stop = True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the best epoch's weights."""
-        checkpoint["best"] = self.best
+        """Add the best epoch's weights, and when the learning rate was last halved."""
+        checkpoint["best"], checkpoint["plateau"] = self.best, self.plateau.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take over the best epoch's weights."""
-        self.best = checkpoint.get("best", {})
+        """Take both over."""
+        self.best, self.plateau_state = checkpoint.get("best", {}), checkpoint.get("plateau", {})
 
     def restore_best(self) -> None:
         """Give the network the weights of the best epoch, where there has been one."""
@@ -211,9 +218,13 @@ class LiftingModule(LightningModule):
             self.test_k.update(lifted.k.float())
             self.log("test/k", self.test_k)
 
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+    def configure_optimizers(self) -> Adam:
         """Build Adam, whose rate is halved when the validation score has stopped rising (Sec. 3.5)."""
-        parameters: list[nn.Parameter] = [p for p in self.parameters() if p.requires_grad]
-        adam = torch.optim.Adam(parameters, self.lr, weight_decay=self.weight_decay)
-        plateau = ReduceLROnPlateau(adam, mode="max", factor=0.5, patience=self.lr_patience, min_lr=1e-6)
-        return {"optimizer": adam, "lr_scheduler": {"scheduler": plateau, "monitor": "val/score", "strict": False}}
+        adam = Adam(self.parameters(), self.lr, weight_decay=self.weight_decay)
+        # A relative threshold would take equal scores below 0 for better ones.
+        self.plateau = ReduceLROnPlateau(
+            adam, mode="max", factor=0.5, patience=self.lr_patience, min_lr=1e-6, threshold=0, threshold_mode="abs"
+        )
+        if self.plateau_state:
+            self.plateau.load_state_dict(self.plateau_state)
+        return adam

@@ -47,8 +47,8 @@ class Neighbourhoods:
 def nearest(h: Tensor, sizes: Tensor, k: int) -> Tensor:
     """Find the k nearest vertices of each vertex in its own graph, by Euclidean distance.
 
-    The vertex itself comes first; among equal distances the lower index does. What is found for a graph does not
-    depend on the others of the batch. Time is O(Σ N_g² d), memory O(k N) and some megabytes.
+    The vertex itself comes first; among distances that are equal in single precision the lower index does. What is
+    found for a graph does not depend on the others of the batch. Time is O(Σ N_g² d), memory O(k N) and some megabytes.
 
     Args:
         h: (N, d), the vertices of each graph side by side.

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 from shared.tables import drawing
+
+if TYPE_CHECKING:
+    from matplotlib.axis import Axis
 
 Array = NDArray[np.float64]
 
@@ -23,6 +26,13 @@ KINDS = {"edge": (BLUE, "learned edge"), "hyperedge": ("#E69F00", "hyperedge"), 
 ELEMENTS = {"C": "#4A4A4A", "N": BLUE, "O": VERMILION, "F": "#009E73", "Cl": "#009E73", "S": "#8A6D00", "P": "#A8497A"}
 LABELLED = 60  # vertices of the largest graph whose vertices are numbered
 BEST_LAYOUT = 150  # vertices of the largest graph for which every distance is fitted
+
+
+def whole_numbers(axis: Axis) -> None:
+    """Put an axis's ticks at whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def positions(vertices: int, edges: Sequence[Sequence[int]], seed: int = 0) -> Array:
@@ -141,9 +151,8 @@ def draw_complex(
             axes.plot(*points[[u, v]].T, color=BLUE, linewidth=1.3, linestyle=(0, (4, 2)), zorder=2)
         words = list(symbols) or [str(v) if n <= LABELLED else "" for v in range(n)]
         size = 140 if n <= LABELLED else 25
-        axes.scatter(
-            *points.T, s=size, color="white", edgecolors=GREY if any(words) else BLACK, linewidths=0.8, zorder=3
-        )
+        rim = GREY if any(words) else BLACK
+        axes.scatter(points[:, 0], points[:, 1], s=size, color="white", edgecolors=rim, linewidths=0.8, zorder=3)
         for (x, y), word in zip(points, words, strict=True):
             axes.text(x, y, word, color=ELEMENTS.get(word, BLACK), fontsize=8, ha="center", va="center", zorder=4)
         marks: list[Any] = [Line2D([], [], color=BLACK, label="edge")]
@@ -207,7 +216,7 @@ def draw_counts(
             axes.bar(left, [count[number] for number in numbers], width, color=colour, label=name)
         if numbers:
             axes.set_xlim(numbers[0] - 0.9, numbers[-1] + 0.9)
-            axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+            whole_numbers(axes.xaxis)
         else:
             axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", va="center", color=GREY)
         if len(counts) > 1:
@@ -238,6 +247,6 @@ def draw_inclusion(epochs: Sequence[int], p: Sequence[float], included: Sequence
         axes.plot(epochs, p, color=BLUE, marker="o", markersize=3, label="mean probability")
         axes.plot(epochs, included, color=VERMILION, linestyle="--", marker="^", markersize=3, label="included share")
         axes.set(xlabel="epoch", ylabel="of the candidates", ylim=(0, 1))
-        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+        whole_numbers(axes.xaxis)
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)

@@ -37,7 +37,7 @@ def with_loops(b: Tensor) -> Tensor:
     own = torch.arange(n, device=b.device)
     indices = torch.cat([b.indices(), torch.stack([own, own + e])], dim=1)
     values = torch.cat([b.values(), b.values().new_ones(n)])
-    return torch.sparse_coo_tensor(indices, values, (n, e + n)).coalesce()
+    return torch.sparse_coo_tensor(indices, values, (n, e + n), check_invariants=False).coalesce()
 
 
 def neighbours_by(b: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def neighbours_by(b: Tensor) -> Tensor:
     product = torch.sparse.mm(b, b.t()).coalesce()
     apart = product.indices()[0] != product.indices()[1]
     values = product.values()[apart].clamp(max=1.0)
-    return torch.sparse_coo_tensor(product.indices()[:, apart], values, product.shape).coalesce()
+    return torch.sparse_coo_tensor(product.indices()[:, apart], values, product.shape, check_invariants=False).coalesce()
 
 
 class TopoModelX(Network):

@@ -19,6 +19,7 @@ from shared.runs import find_run
 from torch_geometric.data import Batch, Data
 
 from difflift.app import DiffLiftCLI
+from difflift.comparison import HYPERGRAPH, METHODS
 from difflift.data import GraphData, lean
 from difflift.figures import draw_choices, draw_graph, draw_metrics, graph_of, lift_all, target_of_lifting
 from difflift.inputs import class_names, read_graphs
@@ -26,15 +27,7 @@ from difflift.interop import to_json
 from difflift.module import METRICS
 from difflift.molecules import element_symbols
 
-LIFTINGS = {
-    "difflift": [],
-    "none": ["--model.lifting=difflift.NoLifting"],
-    "cycle": ["--model.lifting=difflift.CycleLifting", "--model.lifting.init_args.cells=false"],
-    "clique": ["--model.lifting=difflift.CliqueLifting"],
-    "khop": ["--model.lifting=difflift.KHopLifting"],
-    "knn": ["--model.lifting=difflift.FeatureKNNLifting"],
-    "random": ["--model.lifting.init_args.selection=random"],
-}  # in place of the lifting of the default config
+LIFTINGS = {method: METHODS[method] for method in HYPERGRAPH if method not in ("difflift+", "gin")}
 
 
 def lift(input: str, out: Path, run: str, index: int | Literal["all"], select: str) -> None:
