@@ -34,6 +34,7 @@ def test_a_split_is_disjoint_covers_all_and_has_eight_one_and_one_tenth_of_each_
     parts = data.indices
     assert list(parts) == list(PARTS)
     assert sorted(sum(parts.values(), [])) == list(range(200))
+    assert all(part == sorted(part) for part in parts.values())
     assert [Counter(labels_of(data, part)) for part in PARTS] == [{0: 112, 1: 48}, {0: 14, 1: 6}, {0: 14, 1: 6}]
     # A part holds what its indices name.
     assert [len(graph.x) - 3 for graph in data.parts["test"].graphs] == parts["test"]

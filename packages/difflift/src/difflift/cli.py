@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -104,4 +105,6 @@ PAPER = Paper(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
+    # torch-geometric calls it as it is imported; nobody who runs this can do anything about it.
+    warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)
     return run(PAPER, argv)

@@ -117,21 +117,24 @@ def draw_metrics(metrics: Path, path: Path) -> bool:
     return bool(values)
 
 
-def draw_run(lifting: Lifting, data: GraphData, folder: Path, metrics: Path, shown: int = 2) -> None:
-    """Draw the figures that a test leaves: the first graphs of those tested, their choices, and the training.
+def draw_run(lifting: Lifting, data: GraphData, folder: Path, metrics: Path) -> None:
+    """Draw the figures that a test leaves: two of the graphs tested, the choices in all, and the training.
+
+    The graphs are that of median size and one that a tenth exceeds.
 
     Args:
         lifting: of the run.
         data: the datamodule.
         folder: where they go.
         metrics: the run's metrics.csv.
-        shown: how many graphs are drawn at most; those of more than 200 vertices are not.
     """
     part = data.test_on
-    for index in range(min(shown, len(data.parts[part]))):
-        graph = graph_of(data, part, index)
-        if len(graph.x) <= LARGEST and not projected(lifting):
-            draw_graph(lifting, graph, folder / f"graph{index}.png", f"{part} graph {index}")
+    sizes = [len(graph.x) for graph in data.parts[part].graphs]
+    by_size = sorted(range(len(sizes)), key=sizes.__getitem__)
+    for number, share in enumerate((0.5, 0.9)):
+        index = by_size[int(share * (len(sizes) - 1))]
+        if sizes[index] <= LARGEST and not projected(lifting):
+            draw_graph(lifting, graph_of(data, part, index), folder / f"graph{number}.png", f"{part} graph {index}")
     draw_choices(lifting, data.parts[part].graphs, folder)
     draw_metrics(metrics, folder / "inclusion.png")
 

@@ -48,7 +48,9 @@ def neighbours_by(b: Tensor) -> Tensor:
     product = torch.sparse.mm(b, b.t()).coalesce()
     apart = product.indices()[0] != product.indices()[1]
     values = product.values()[apart].clamp(max=1.0)
-    return torch.sparse_coo_tensor(product.indices()[:, apart], values, product.shape, check_invariants=False).coalesce()
+    return torch.sparse_coo_tensor(
+        product.indices()[:, apart], values, product.shape, check_invariants=False
+    ).coalesce()
 
 
 class TopoModelX(Network):
