@@ -228,7 +228,10 @@ def test_a_lifting_and_a_network_of_ones_own_are_given_by_their_classes():
         (("--data.name=MUTANT",), "name must be one of solubility, mutag, planted, MUTAG, ENZYMES"),
         (("--data.name=MUTAG",), "root must name the folder of MUTAG, got None; solubility, mutag, planted need none"),
         (("--data.name=MUTAG", "--data.root=nowhere", "--data.download=false"), "nowhere holds no data set MUTAG"),
-        (("--data.name=./nowhere",), "nowhere lacks NAME_A.txt, NAME_graph_indicator.txt, NAME_graph_labels.txt"),
+        (
+            ("--data.name=./nowhere",),
+            "nowhere is no folder, expected one with the files NAME_A.txt, NAME_graph_indicator.txt",
+        ),
         (("--data.name=solubility",), "model.features is 7, but the data asks for --model.features=12"),
         (("--model.classes=3",), "model.classes is 3, but the data asks for --model.features=7 --model.classes=2"),
         (("--model.task=node",), "model.task is node, but the data asks for --model.features=7"),

@@ -202,14 +202,14 @@ def test_a_tu_folder_of_ones_own_is_read_by_its_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in (str(tmp_path / "own"), "./own", "own"):
         data = GraphData(name)
-        assert data.kinds == [[5, 9]]
         found = data.splits
         assert (found.task, found.classes, found.features, found.split) == ("graph", 2, 2, None)
         assert [int(graph.y) for graph in found.graphs[:3]] == [1, 0, 1]
         assert found.graphs[4].x.tolist() == [[1, 0], [0, 1], [0, 1]]
         assert found.graphs[4].edge_index.tolist() == [[0, 1], [1, 0]]
         assert {part: len(graphs) for part, graphs in data.parts.items()} == {"train": 24, "val": 3, "test": 3}
-    assert GraphData("mutag").kinds is None
+    degrees = GraphData(str(tmp_path / "own"), features="degree").splits.graphs[4]
+    assert degrees.x.argmax(1).tolist() == [1, 1, 0]
 
 
 def test_a_folder_does_not_hide_the_data_set_of_its_name(tmp_path, monkeypatch):
@@ -220,7 +220,7 @@ def test_a_folder_does_not_hide_the_data_set_of_its_name(tmp_path, monkeypatch):
 
 
 def test_a_missing_folder_names_the_files_that_are_expected(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere lacks .*NAME_A\.txt, NAME_graph_indicator\.txt"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is no folder, .*NAME_A\.txt, NAME_graph_indicator\.txt"):
         _ = GraphData(str(tmp_path / "nowhere")).splits
     with pytest.raises(FileNotFoundError, match=r"holds no data set MUTAG, expected MUTAG_A\.txt"):
         _ = GraphData("MUTAG", root=tmp_path, download=False).splits

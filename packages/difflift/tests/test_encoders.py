@@ -133,8 +133,8 @@ def test_walks_have_no_gradient():
     [
         (("gps", F, 8, 2), "embedding must be a multiple of 4 above 8 with the encoder gps, got 8"),
         (("gps", F, 18, 2), "embedding must be a multiple of 4 above 8 with the encoder gps, got 18"),
-        (("gin", F, 0, 2), "embedding and layers must be at least 1, got 0 and 2"),
-        (("gin", F, 32, 0), "embedding and layers must be at least 1, got 32 and 0"),
+        (("gin", F, 0, 2), "embedding and encoder_layers must be at least 1, got 0 and 2"),
+        (("gin", F, 32, 0), "embedding and encoder_layers must be at least 1, got 32 and 0"),
     ],
 )
 def test_options_out_of_range_are_refused(arguments, message):

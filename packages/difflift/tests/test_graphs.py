@@ -116,3 +116,21 @@ def test_malformed_data_is_refused(change, message):
     arguments = {"x": features(3), "edge_index": both_ways((0, 1)), "batch": torch.zeros(3, dtype=torch.long)} | change
     with pytest.raises(ValueError, match=message):
         Graphs.of(Data(**arguments))
+
+
+def test_small_integers_count_as_far_as_the_vertices_go():
+    n = 60_000  # u n + v does not fit into 32 bits
+    ends = torch.stack([torch.arange(n - 1), torch.arange(1, n)]).to(torch.int32)
+    graphs = Graphs.of(Data(x=torch.zeros(n, 1), edge_index=torch.cat([ends, ends.flip(0)], dim=1)))
+    assert torch.equal(graphs.edges, ends.long())
+
+
+def test_a_sparse_adjacency_is_not_taken_for_no_edges():
+    with pytest.raises(ValueError, match="edge_index is missing, and adj_t is not read"):
+        Graphs.of(Data(x=features(3), adj_t=torch.eye(3).to_sparse()))
+
+
+@pytest.mark.parametrize("batch", [torch.tensor([-1, 0]), torch.tensor([0.0, 1.0]), torch.tensor([1, 0])])
+def test_a_batch_that_numbers_no_graphs_is_refused(batch):
+    with pytest.raises(ValueError, match=r"data\.batch must be whole numbers >= 0, ascending"):
+        Graphs.of(Data(x=features(2), edge_index=both_ways(), batch=batch))

@@ -235,11 +235,11 @@ def test_data_are_left_as_they_were():
         ({"k_max": 1}, "k_max must be at least 2, got 1"),
         ({"scorer_dropout": 1.0}, r"scorer_dropout must lie in \[0, 1\), got 1.0"),
         ({"hidden": 0}, "hidden must be at least 1, got 0"),
-        ({"sharpening": 0.0}, "sharpening must be positive, got 0.0"),
-        ({"tau": -1.0}, "tau must be positive, got -1.0"),
+        ({"sharpening": 0.0}, "sharpening must be a finite number > 0, got 0.0"),
+        ({"tau": -1.0}, "tau must be a finite number > 0, got -1.0"),
         ({"shortest": 2}, "shortest must be at least 3"),
         ({"cycles": "induced"}, "longest must be given with induced cycles"),
-        ({"embedding": 0}, "embedding and layers must be at least 1"),
+        ({"embedding": 0}, "embedding and encoder_layers must be at least 1"),
         ({"encoder": "gps", "embedding": 10}, "embedding must be a multiple of 4"),
     ],
 )
@@ -285,3 +285,28 @@ def test_a_lone_vertex_is_trained_on_with_the_running_statistics():
     trained = net.encoder(Graphs.of(GRAPHS[1]))
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert torch.equal(trained, net.encoder.eval()(Graphs.of(GRAPHS[1])))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "simplicial", "shortest": 4}, "shortest must be 3 for target simplicial"),
+        ({"target": "cell", "cycles": "triangles"}, "triangles are those of target simplicial"),
+        ({"distance_gradient": float("inf")}, "distance_gradient must be a finite number >= 0, got inf"),
+    ],
+)
+def test_options_that_could_not_matter_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        DiffLift(F, **options)
+
+
+@each_target
+def test_sixteen_bits_find_neighbours_as_more_do(target):
+    assert lifting(target).bfloat16().eval()(RING).b1.value.dtype == torch.bfloat16
+
+
+@each_target
+def test_mixed_precision_works_with_attention_too(target):
+    net = lifting(target, encoder="gps").float()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert net(RING).edges == 10

@@ -301,3 +301,62 @@ def test_the_epoch_chosen_on_validation_data_is_monitored_by_the_command():
 def test_sparsity_needs_the_probabilities_of_what_is_excluded():
     with pytest.raises(ValueError, match=r"sparsity needs keep_excluded, .*; got 0\.1 without"):
         LiftingModule(lambda f: DiffLift(f, keep_excluded=False), UniGCNII, 3, 2, sparsity=0.1)
+
+
+def test_a_loss_that_is_no_number_ends_the_training_with_a_sentence():
+    class Broken(Same):
+        def forward(self, x, complex):
+            return (x * math.nan,)
+
+    broken = LiftingModule(NoLifting, Broken, 1, 2, width=4)
+    trainer = Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, num_sanity_val_steps=0,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="the loss of epoch 0 is nan: lower lr"):
+        trainer.fit(broken, Told())
+
+
+@pytest.mark.parametrize(
+    "options", [{"k_gradient": "none"}, {"selection": "all"}, {"selection": "random", "learn_k": False}]
+)
+def test_every_parameter_that_can_be_trained_gets_a_gradient(options):
+    torch.manual_seed(0)
+    module = LiftingModule(lambda f: DiffLift(f, **options), UniGCNII, 1, 2)
+    batch = Batch.from_data_list([path([1.0, 2.0, -1.0, 0.5, 3.0], 0), path([0.0, 1.0, 4.0], 1)])
+    logits, y, _ = module.train().scored(batch)
+    nn.functional.cross_entropy(logits, y).backward()
+    without = [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None]
+    assert not without  # processes that train together would wait for them
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [(lambda x: x, "must return 1 signals"), (lambda x: (x[1:],), "must return 1 signals")],
+)
+def test_a_network_that_returns_something_else_is_refused_by_its_name(returned, message):
+    class Own(Same):
+        def forward(self, x, complex):
+            return returned(x)
+
+    module = LiftingModule(NoLifting, Own, 1, 2)
+    with pytest.raises(ValueError, match=f"Own {message}"):
+        module(path([1.0, 2.0], 0))
+
+
+def test_a_network_without_ranks_is_refused():
+    class Own(Network):
+        def forward(self, x, complex):
+            return (x,)
+
+    with pytest.raises(ValueError, match="Own must have a class attribute `ranks` of 1 or 3"):
+        Own(4, 1, 0.0)
+
+
+def test_features_of_another_precision_train_static_and_learned_liftings():
+    graph = path([1.0, 2.0, 3.0], 0)
+    graph.x = graph.x.double()
+    for lifting in (NoLifting, DiffLift):
+        logits, _ = LiftingModule(lifting, UniGCNII, 1, 2).eval()(graph)
+        assert logits.dtype == torch.float32
+    assert graph.x.dtype == torch.float64

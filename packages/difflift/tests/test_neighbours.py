@@ -184,7 +184,7 @@ def test_mean_is_that_over_the_members():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"k_max": 1}, "k_max must be at least 2, got 1"), ({"tau": 0.0}, "tau must be positive, got 0.0")],
+    [({"k_max": 1}, "k_max must be at least 2, got 1"), ({"tau": 0.0}, "tau must be a finite number > 0, got 0.0")],
 )
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):

@@ -185,7 +185,7 @@ def test_an_empty_folder_and_one_of_two_data_sets_are_refused(tmp_path):
         read_tu(tmp_path)
     write(tmp_path, "TOY")
     write(tmp_path, "ZOO", graph_labels="1\n2\n3\n")
-    with pytest.raises(ValueError, match=r"several data sets, name one of \['TOY', 'ZOO'\]"):
+    with pytest.raises(ValueError, match=r"several data sets, TOY, ZOO: give each a folder"):
         read_tu(tmp_path)
     assert [int(graph.y) for graph in read_tu(tmp_path, "ZOO")] == [0, 1, 2]
 

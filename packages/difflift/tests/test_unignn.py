@@ -160,7 +160,7 @@ def test_dropout_acts_while_training_only():
         ({"layers": 0}, "layers must be at least 1, got 0"),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
         ({"alpha": 1.5}, r"alpha must lie in \[0, 1\], got 1.5"),
-        ({"theta": -1.0}, "theta must be at least 0, got -1.0"),
+        ({"theta": -1.0}, "theta must be a finite number >= 0, got -1.0"),
     ],
 )
 def test_options_outside_their_ranges_are_named(options, message):

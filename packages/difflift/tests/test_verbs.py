@@ -241,7 +241,7 @@ def test_liftings_are_trained_and_tested(tmp_path):
         ("lift list.json --run hyper", "list.json is no graph, expected"),
         ("lift ragged.json --run hyper", "ragged.json: x must hold as many numbers for each vertex"),
         ("lift empty.json --run hyper", "empty.json: x must hold as many numbers for each vertex, for one at least"),
-        ("lift nan.json --run hyper", "nan.json: x must be finite, got [1, nan"),
+        ("lift nan.json --run hyper", "nan.json: x must be finite in single precision, which vertex 0 is not"),
         ("lift ends.json --run hyper", "ends.json: edges must be pairs of vertices in [0, 4)"),
         ("lift narrow.json --run hyper", "narrow.json: vertices have 2 features, expected 7 as the run was trained on"),
         ("lift labels.json --run hyper", "labels.json: labels must be 4, one for each vertex"),
@@ -288,3 +288,27 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(words, message, capsys
     assert errors[0].startswith(f"difflift {words.split()[0]}: error: ")
     assert message in errors[0]
     assert set(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize("verb", ["lift", "predict"])
+def test_features_too_large_for_the_network_are_refused(verb, tmp_path, capsys):
+    (tmp_path / "huge.json").write_text(json.dumps({"x": [[1e38] * 7] * 4, "edges": [[0, 1], [1, 2], [2, 3]]}))
+    assert main([verb, str(tmp_path / "huge.json"), "--run", "hyper", "--out", str(tmp_path / "out")]) == 2
+    assert "are its features like those of the run?" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_place_below_a_file_is_refused_before_the_work(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["lift", "graph.json", "--run", "hyper", "--out", str(tmp_path / "file" / "out.json")]) == 2
+    assert f"out must lie in a folder, got {tmp_path / 'file' / 'out.json'}" in capsys.readouterr().err
+
+
+def test_damaged_weights_of_the_best_epoch_are_one_sentence(tmp_path, capsys):
+    shutil.copytree("hyper", tmp_path / "damaged")
+    for file in (tmp_path / "damaged" / "checkpoints").glob("*.ckpt"):
+        content = torch.load(file, weights_only=True)
+        content["best"]["weights"] = {}
+        torch.save(content, file)
+    assert main(["predict", "graph.json", "--run", str(tmp_path / "damaged"), "--out", str(tmp_path / "out")]) == 2
+    assert "ckpt" in capsys.readouterr().err

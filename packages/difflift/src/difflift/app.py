@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from lightning.pytorch import LightningDataModule, LightningModule
-from shared.checkpoints import load
+from shared.checkpoints import CheckpointError, load
 from shared.papercli import PaperCLI
 
 from difflift.data import GraphData
@@ -29,7 +29,10 @@ class DiffLiftCLI(PaperCLI):
         """Load the weights of a checkpoint's best epoch, or its own if there has been no validation."""
         super().load_weights(checkpoint)
         self.model.best = load(checkpoint, package=self.paper, map_location="cpu").get("best", {})
-        self.model.restore_best()
+        try:
+            self.model.restore_best()
+        except (RuntimeError, TypeError, KeyError) as error:
+            raise CheckpointError(f"{checkpoint}: the weights of the best epoch are damaged: {error}") from error
 
     def after_test(self) -> dict[str, float]:
         """Draw some lifted graphs and what was chosen in all; no further metrics."""

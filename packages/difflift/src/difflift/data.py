@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch, Data
 
 from difflift.datasets import NAMES, Splits, load, splits_of
-from difflift.tu import node_kinds, read_tu
+from difflift.options import check_choice
+from difflift.tu import Features, read_tu
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ class GraphData(LightningDataModule):
         name: of a data set, see `datasets.NAMES`, or a folder of yours in the TU format.
         root: folder of the data sets; solubility, mutag and planted need none.
         download: whether missing files may be downloaded to root.
+        features: of a folder of yours: `labels` and attributes of its vertices (one-hot, and as they are), their
+            `degree` (one-hot), `random` numbers, or a `constant`. The named data sets have their own.
         planted_noise: standard deviation of the noise that hides planted's groups.
         drop_edges: forget all edges: the vertices are a point cloud.
         folds: number of folds of cross-validation, of which seed s tests number s mod `folds`; the folds are drawn anew
@@ -76,6 +79,7 @@ class GraphData(LightningDataModule):
         name: str = "solubility",
         root: Path | None = None,
         download: bool = True,
+        features: Features = "labels",
         planted_noise: float = 2.0,
         drop_edges: bool = False,
         folds: int | None = None,
@@ -97,6 +101,10 @@ class GraphData(LightningDataModule):
         ):
             if value is not None and value < least:
                 raise ValueError(f"{option} must be at least {least}, got {value}")
+        if not name:
+            raise ValueError("name must be a data set or a folder, got nothing")
+        check_choice("features", features, Features)
+        self.own_features: Features = features
         self.dataset, self.download, self.drop_edges = name, download, drop_edges
         self.planted_noise = planted_noise
         self.root = None if root is None else Path(root).expanduser()
@@ -118,14 +126,9 @@ class GraphData(LightningDataModule):
             ValueError: if one is not as its format says.
         """
         if self.own_folder is not None:
-            return splits_of(read_tu(self.own_folder), "graph")
+            return splits_of(read_tu(self.own_folder, features=self.own_features), "graph")
         seed = self.seed if self.dataset == "planted" else 0
         return load(self.dataset, self.root, seed, self.download, self.planted_noise)
-
-    @cached_property
-    def kinds(self) -> Any:
-        """Labels of vertices that the features stand for, of a TU folder of the user's; None of any other data."""
-        return None if self.own_folder is None else node_kinds(self.own_folder)
 
     def prepare_data(self) -> None:
         """Download what is missing; one process does."""
@@ -161,6 +164,9 @@ class GraphData(LightningDataModule):
             if given is not None:
                 rest, test = given["train"], given["test"]
             elif self.folds is not None:
+                smallest = min(map(labels.count, set(labels)))
+                if smallest < self.folds:
+                    raise ValueError(f"folds is {self.folds}, but a class has {smallest} graphs")
                 repeat, fold = divmod(self.seed, self.folds)
                 folds = StratifiedKFold(self.folds, shuffle=True, random_state=derive(repeat, "folds"))
                 rest, test = (part.tolist() for part in list(folds.split(everything, labels))[fold])

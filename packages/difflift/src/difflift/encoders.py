@@ -95,6 +95,8 @@ class GPS(nn.Module):
 def return_probabilities(graphs: Graphs, length: int) -> Tensor:
     """Return the probability of being back after 1 .. length steps of a random walk (N, length).
 
+    Time and memory are O(Σ N_g³) and O(max N_g²): for molecules, not for graphs of thousands of vertices.
+
     A walk from a vertex without edges never returns.
     """
     out = graphs.x.new_zeros(len(graphs.x), length)
@@ -112,7 +114,7 @@ def return_probabilities(graphs: Graphs, length: int) -> Tensor:
         walk, real = step, torch.arange(n, device=u.device) < graphs.sizes[members, None]
         vertex = (starts[members, None] + torch.arange(n, device=u.device))[real]
         for i in range(length):
-            out[vertex, i] = walk.diagonal(dim1=1, dim2=2)[real]
+            out[vertex, i] = walk.diagonal(dim1=1, dim2=2)[real].to(out)
             walk = walk @ step
     return out
 
@@ -138,7 +140,7 @@ def build_encoder(kind: Encoder, features: int, dim: int, layers: int) -> tuple[
         ValueError: if an option is out of range.
     """
     if layers < 1 or dim < 1:
-        raise ValueError(f"embedding and layers must be at least 1, got {dim} and {layers}")
+        raise ValueError(f"embedding and encoder_layers must be at least 1, got {dim} and {layers}")
     if kind == "none":
         return Raw(), features
     return (GIN if kind == "gin" else GPS)(features, dim, layers), dim

@@ -58,19 +58,23 @@ class Graphs:
         batch = data.batch if data.batch is not None else x.new_zeros(len(x), dtype=torch.long)
         if batch.shape != (len(x),):
             raise ValueError(f"data.batch must have one graph for each of {len(x)} vertices, got {tuple(batch.shape)}")
-        if (batch[1:] < batch[:-1]).any():
-            raise ValueError("data.batch must be ascending, the vertices of a graph side by side")
+        if batch.is_floating_point() or (batch[1:] < batch[:-1]).any() or batch[0] < 0:
+            raise ValueError("data.batch must be whole numbers >= 0, ascending, the vertices of a graph side by side")
         x = x if x.is_floating_point() else x.float()
         finite = x.isfinite().all(1)
         if not finite.all():
             vertex = int((~finite).nonzero()[0])
             raise ValueError(f"data.x of graph {int(batch[vertex])} is not finite at vertex {vertex} of the batch")
         if edge_index is None:
+            if "adj_t" in data:
+                raise ValueError("data.edge_index is missing, and adj_t is not read: leave out ToSparseTensor")
             edge_index = torch.empty(2, 0, dtype=torch.long, device=x.device)
         if edge_index.is_floating_point() and edge_index.numel():
             raise ValueError(f"data.edge_index must be whole numbers, got {edge_index.dtype}")
         edge_index = edge_index.long()
         graphs = getattr(data, "num_graphs", None) or int(batch[-1]) + 1
+        if int(batch[-1]) >= graphs:
+            raise ValueError(f"data.batch must lie in [0, {graphs}), the number of graphs, got {int(batch[-1])}")
         return cls(x, undirected(edge_index, batch), batch, graphs)
 
 

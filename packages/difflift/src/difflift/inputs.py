@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from difflift.molecules import SOLUBILITY_CLASSES, molecule_graph, read_smiles_f
 from difflift.tu import node_kinds, read_numbers, read_tu, tu_folder
 
 FILES = (".csv", ".json", ".smi", ".smiles", ".tsv", ".txt")  # endings by which a missing file is told from SMILES
+LARGEST = float(torch.finfo(torch.float32).max)
 MUTAG_KINDS, MUTAG_LABELS = [[0, 1, 2, 3, 4, 5, 6]], ["-1", "1"]  # of the embedded copy
 
 
@@ -31,6 +31,8 @@ def read_graphs(input: str, cli: DiffLiftCLI) -> list[Data]:
         FileNotFoundError: if a file is missing.
         ValueError: if the input is malformed, or its features are others than the run's.
     """
+    if not input.strip():
+        raise ValueError("input must be a file, a folder or a SMILES, got nothing")
     path, data, wanted = Path(input), cli.datamodule, cli.model.features
     if path.is_dir():
         graphs = read_like(path, data)
@@ -57,7 +59,7 @@ def read_like(folder: Path, data: GraphData) -> list[Data]:
     home, kinds = home_of(data), MUTAG_KINDS if data.dataset == "mutag" else None
     if home is not None and any(home.glob("*_node_labels.txt")):
         kinds = node_kinds(home, data.dataset if data.dataset in TU else None)
-    return read_tu(folder, features=TU_FEATURES.get(data.dataset, "labels"), kinds=kinds)
+    return read_tu(folder, features=TU_FEATURES.get(data.dataset, data.own_features), kinds=kinds)
 
 
 def home_of(data: GraphData) -> Path | None:
@@ -93,7 +95,7 @@ def read_graph_json(path: Path) -> Data:
     form = 'expected {"x": [[numbers of a vertex], ...], "edges": [[u, v], ...]}'
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON, {form}") from error
     if not isinstance(content, dict) or not isinstance(content.get("x"), list):
         raise ValueError(f"{path} is no graph, {form}")
@@ -103,8 +105,8 @@ def read_graph_json(path: Path) -> Data:
     if not width or not all(isinstance(row, list) and len(row) == width and all(map(is_number, row)) for row in rows):
         raise ValueError(f"{path}: x must hold as many numbers for each vertex, for one at least; {form}")
     for v, row in enumerate(rows):
-        if not all(map(math.isfinite, row)):
-            raise ValueError(f"{path}: x must be finite, got {row} at vertex {v}")
+        if any(not abs(value) <= LARGEST for value in row):
+            raise ValueError(f"{path}: x must be finite in single precision, which vertex {v} is not")
     whole = isinstance(edges, list) and all(
         isinstance(edge, list) and len(edge) == 2 and all(type(v) is int and 0 <= v < len(rows) for v in edge)
         for edge in edges

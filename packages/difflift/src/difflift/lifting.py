@@ -24,7 +24,7 @@ from difflift.encoders import Encoder, build_encoder
 from difflift.graphs import Graphs
 from difflift.hypergraph import HyperedgeBranch
 from difflift.neighbours import KGradient, NeighbourhoodSize, nearest
-from difflift.options import check_choice
+from difflift.options import check_choice, check_number
 from difflift.selection import SHARPENING, Selection
 
 Target = Literal["hypergraph", "cell", "simplicial"]
@@ -106,9 +106,15 @@ class DiffLift(Lifting):
             raise ValueError(f"scorer_dropout must lie in [0, 1), got {scorer_dropout}")
         if hidden < 1:
             raise ValueError(f"hidden must be at least 1, got {hidden}")
-        if not sharpening > 0:
-            raise ValueError(f"sharpening must be positive, got {sharpening}")
-        check_cycle_options(cycles, shortest, longest)
+        if features < 1:
+            raise ValueError(f"features must be at least 1, got {features}")
+        check_number("sharpening", sharpening, above=0)
+        if cycles == "triangles":
+            raise ValueError("cycles must be minimum, basis or induced; triangles are those of target simplicial")
+        kind: CycleKind = "triangles" if target == "simplicial" else cycles
+        check_cycle_options(kind, shortest, longest)
+        if target == "simplicial" and shortest > 3:
+            raise ValueError(f"shortest must be 3 for target simplicial, whose 2-cells are triangles, got {shortest}")
         self.features = features
         self.rank = 1 if target == "hypergraph" else 2
         self.keep_excluded = keep_excluded
@@ -119,10 +125,15 @@ class DiffLift(Lifting):
         if target == "hypergraph":
             self.branch = HyperedgeBranch(dim, hidden, scorer_dropout, selection or "sample")
         else:
-            kind: CycleKind = "triangles" if target == "simplicial" else cycles
             self.branch = CellBranch(
                 dim, hidden, selection or "threshold", sharpening, kind, shortest, longest, boundary
             )
+
+        decided = self.branch.selection in ("sample", "threshold", "soft")
+        self.branch.scorer.requires_grad_(decided)  # nothing reaches it otherwise, and data parallelism asks
+        self.encoder.requires_grad_(
+            decided or (learn_k and k_gradient == "cumulative" and selection != "none") or distance_gradient > 0
+        )
 
     def forward(self, data: Data) -> Complex:
         """Lift a PyG graph or batch.

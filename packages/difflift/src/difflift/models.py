@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Literal
 
 import torch
@@ -77,9 +78,17 @@ class LiftedNetwork(nn.Module):
         Returns:
             Logits (G, K) of the graphs, or (N, K) of the vertices; and the complexes.
         """
+        if data.x is not None and data.x.dtype != self.head.weight.dtype:
+            data = copy(data)  # the features may be integers, or of another precision
+            data.x = data.x.to(self.head.weight.dtype)
         lifted = self.lifting(data)
-        x = data.x.to(self.head.weight.dtype)  # the features may be integers
-        signals = self.network(self.features(x), lifted)
+        if not isinstance(lifted, Complex):
+            raise ValueError(f"{type(self.lifting).__name__} must return a Complex, got {type(lifted).__name__}")
+        signals = self.network(self.features(data.x), lifted)
+        heights = lifted.b1.rows, *lifted.b2.shape
+        if not isinstance(signals, tuple) or tuple(map(len, signals)) != heights[: self.network.ranks]:
+            name = type(self.network).__name__
+            raise ValueError(f"{name} must return {self.network.ranks} signals, with a row for each vertex or cell")
         vertices = signals[0] if self.down is None else self.down(signals, lifted)
         if self.level == "graph":
             vertices = pool(vertices, lifted.batch_0, lifted.graphs, self.pooling)

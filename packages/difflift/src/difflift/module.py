@@ -117,7 +117,9 @@ class LiftingModule(LightningModule):
         self.test_count, self.test_added, self.test_k = SumMetric(), MeanMetric(), MeanMetric()
         self.test_share = MeanMetric()
         self.best: dict[str, Any] = {}  # score, epoch and weights of the best epoch
+        self.plateau: ReduceLROnPlateau | None = None
         self.plateau_state: dict[str, Any] = {}  # of a run that is resumed
+        self.chooses = isinstance(self.model.lifting, DiffLift)
 
     def setup(self, stage: str) -> None:
         """Refuse data that the network was not made for.
@@ -126,6 +128,8 @@ class LiftingModule(LightningModule):
             ValueError: if features, classes or task are not the data's; the message says what to set.
         """
         found = cast("GraphData", self.trainer.datamodule).splits  # type: ignore[attr-defined]
+        if found.classes < 2 and found.task != "regression":
+            raise ValueError("the data has one class alone, expected two or more")
         for option in ("features", "classes", "task"):
             if getattr(self, option) != getattr(found, option):
                 wanted = f"--model.features={found.features} --model.classes={found.classes} --model.task={found.task}"
@@ -148,11 +152,21 @@ class LiftingModule(LightningModule):
         loss = F.l1_loss(logits.squeeze(1), y) if self.task == "regression" else F.cross_entropy(logits, y)
         penalty = lifted.penalty
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(y))
-        if lifted.candidates:
-            self.log("train/p", penalty, on_step=False, on_epoch=True, batch_size=lifted.candidates)
-            share = lifted.added / lifted.candidates
-            self.log("train/included", share, on_step=False, on_epoch=True, batch_size=lifted.candidates)
+        if self.chooses:
+            candidates = max(lifted.candidates, 1)
+            self.log("train/p", penalty, on_step=False, on_epoch=True, batch_size=candidates)
+            self.log("train/included", lifted.added / candidates, on_step=False, on_epoch=True, batch_size=candidates)
         return loss + self.sparsity * penalty
+
+    def on_train_epoch_end(self) -> None:
+        """Stop with an error once the loss is not a number.
+
+        Raises:
+            ValueError: if the epoch's mean loss is not finite.
+        """
+        loss = float(self.trainer.callback_metrics.get("train/loss", 0.0))
+        if not math.isfinite(loss):
+            raise ValueError(f"the loss of epoch {self.current_epoch} is {loss}: lower lr, or look at the features")
 
     def update(self, metric: Metric, logits: Tensor, y: Tensor) -> None:
         """Count predictions."""
@@ -178,8 +192,10 @@ class LiftingModule(LightningModule):
         if self.trainer.sanity_checking:
             return
         # Lightning would step it after the epoch's checkpoint has been written, and a resumed run would lose the step.
-        self.plateau.step(float(score))
-        if not self.best or float(score) > self.best["score"]:
+        if self.plateau is not None:
+            self.plateau.step(float(score))
+        # Nothing is greater than a score that is no number.
+        if not self.best or math.isnan(self.best["score"]) or float(score) > self.best["score"]:
             weights = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
             self.best = {"score": float(score), "epoch": self.current_epoch, "weights": weights}
         elif self.patience is not None and self.current_epoch - self.best["epoch"] >= self.patience:
@@ -187,7 +203,8 @@ class LiftingModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the best epoch's weights, and when the learning rate was last halved."""
-        checkpoint["best"], checkpoint["plateau"] = self.best, self.plateau.state_dict()
+        checkpoint["best"] = self.best
+        checkpoint["plateau"] = self.plateau_state if self.plateau is None else self.plateau.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take both over."""
@@ -211,10 +228,10 @@ class LiftingModule(LightningModule):
         self.log("test/n", self.test_count)
         self.test_added.update(lifted.added / lifted.graphs, lifted.graphs)
         self.log("test/added", self.test_added)
-        if lifted.candidates:
-            self.test_share.update(lifted.added / lifted.candidates, lifted.candidates)
+        if self.chooses:
+            self.test_share.update(lifted.added / max(lifted.candidates, 1), lifted.candidates)
             self.log("test/included", self.test_share)
-        if lifted.k is not None:
+        if self.chooses and lifted.k is not None:
             self.test_k.update(lifted.k.float())
             self.log("test/k", self.test_k)
 

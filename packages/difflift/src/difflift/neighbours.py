@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from difflift.complexes import block_offsets
+from difflift.options import check_number
 from difflift.selection import one_hot_choice, straight_through
 
 KGradient = Literal["cumulative", "none"]
@@ -58,7 +59,7 @@ def nearest(h: Tensor, sizes: Tensor, k: int) -> Tensor:
     Returns:
         Indices (N, k), int64; -1 where a graph has fewer than k vertices.
     """
-    h = h.detach()
+    h = h.detach().float() if h.element_size() < 4 else h.detach()
     found = torch.full((len(h), k), -1, dtype=torch.long, device=h.device)
     starts = block_offsets(sizes)[:-1]
     for graphs, longest in similar_sizes(sizes.cpu()):
@@ -144,14 +145,13 @@ class NeighbourhoodSize(nn.Module):
         super().__init__()
         if k_max < 2:
             raise ValueError(f"k_max must be at least 2, got {k_max}")
-        if not tau > 0:
-            raise ValueError(f"tau must be positive, got {tau}")
-        if not distance_gradient >= 0:
-            raise ValueError(f"distance_gradient must be at least 0, got {distance_gradient}")
+        check_number("tau", tau, above=0)
+        check_number("distance_gradient", distance_gradient, least=0)
         self.k_max, self.learned, self.gradient, self.tau = k_max, learned, gradient, tau
         self.distance_gradient = distance_gradient
         if learned:
             self.logits = nn.Sequential(nn.Linear(dim, 64), nn.ReLU(), nn.Linear(64, k_max - 1))
+            self.logits.requires_grad_(gradient == "cumulative")
 
     def forward(self, h: Tensor, index: Tensor) -> Neighbourhoods:
         """Choose sizes.

@@ -74,6 +74,8 @@ class Network(nn.Module, ABC):
             raise ValueError(f"layers must be at least 1, got {layers}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {dropout}")
+        if getattr(self, "ranks", None) not in (1, 3):
+            raise ValueError(f"{type(self).__name__} must have a class attribute `ranks` of 1 or 3")
         self.width = width
         self.dropout = nn.Dropout(dropout)
 

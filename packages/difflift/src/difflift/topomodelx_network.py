@@ -68,6 +68,8 @@ class TopoModelX(Network):
         ValueError: if an option is out of range.
     """
 
+    ranks = 1  # those of networks on hypergraphs
+
     def __init__(self, width: int, name: TopoModelXName = "unigin", layers: int = 2, dropout: float = 0.0) -> None:
         super().__init__(width, layers, dropout)
         if name not in HOMES:

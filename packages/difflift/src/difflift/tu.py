@@ -130,10 +130,12 @@ def _files(name: str) -> str:
 
 
 def _name(folder: Path, name: str | None) -> str:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is no folder, expected one with the files {_files(name or 'NAME')}")
     if name is None:
         found = sorted(path.name.removesuffix("_A.txt") for path in folder.glob("*_A.txt"))
         if len(found) > 1:
-            raise ValueError(f"{folder} holds several data sets, name one of {found}")
+            raise ValueError(f"{folder} holds several data sets, {', '.join(found)}: give each a folder of its own")
         name = found[0] if found else "NAME"
     missing = [f"{name}_{kind}.txt" for kind in REQUIRED if not (folder / f"{name}_{kind}.txt").is_file()]
     if missing:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from difflift.complexes import Complex
 from difflift.networks import Network, member_sum, mlp
+from difflift.options import check_number
 
 
 def inverse_root(degrees: Tensor) -> Tensor:
@@ -52,8 +53,7 @@ class UniGCNII(Network):
         super().__init__(width, layers, dropout)
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha must lie in [0, 1], got {alpha}")
-        if not theta >= 0:
-            raise ValueError(f"theta must be at least 0, got {theta}")
+        check_number("theta", theta, least=0)
         self.alpha = alpha
         self.betas = [math.log(theta / layer + 1) for layer in range(1, layers + 1)]
         self.weights = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in self.betas)
@@ -93,6 +93,7 @@ class UniGIN(Network):
         self, width: int, layers: int = 2, eps: float = 0.0, train_eps: bool = False, dropout: float = 0.0
     ) -> None:
         super().__init__(width, layers, dropout)
+        check_number("eps", eps)
         self.eps: Tensor
         if train_eps:
             self.eps = nn.Parameter(torch.full((layers,), eps))

@@ -45,9 +45,13 @@ def lift(input: str, out: Path, run: str, index: int | Literal["all"], select: s
             strict=True,
         )
     ]
+    if not all(math.isfinite(cell["probability"]) for complex in found for cell in complex["cells"]):
+        raise ValueError(
+            f"{input}: the probabilities of its cells are not numbers; are its features like those of the run?"
+        )
     content: Any = found if index == "all" else found[0]
     with atomic_write(out) as file:
-        file.write((json.dumps(content, ensure_ascii=False) + "\n").encode())
+        file.write((json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n").encode())
     kinds = ["hyperedge"] if target == "hypergraph" else ["edge", "polygon"]
     table = Table(title=f"{len(found)} graph{'s' * (len(found) > 1)} with {sum(len(c['edges']) for c in found)} edges")
     for heading in ("added", "cells", "mean probability"):
@@ -69,6 +73,8 @@ def predict(input: str, out: Path, run: str, select: str) -> None:
     with torch.no_grad():
         parts = [lines[start : start + batch_size] for start in range(0, len(lines), batch_size)]
         logits = torch.cat([model(Batch.from_data_list(part))[0] for part in parts]).double()
+    if not logits.isfinite().all():
+        raise ValueError(f"{input}: what is predicted is not a number; are its features like those of the run?")
     rows: list[list[Any]]
     if task == "node":
         places: list[list[Any]] = [[g, v] for g, graph in enumerate(graphs) for v in range(len(graph.x))]
@@ -96,8 +102,9 @@ def compare_liftings(
     setting: str, seeds: int, out: Path, data: str | None, root: Path | None, epochs: int | None, jobs: int
 ) -> int:
     """Train with each lifting over seeds, on a setting of the package's comparison or on the user's data."""
-    if seeds < 1:
-        raise ValueError(f"seeds must be at least 1, got {seeds}")
+    for option, value in (("seeds", seeds), ("epochs", epochs)):
+        if value is not None and value < 1:
+            raise ValueError(f"{option} must be at least 1, got {value}")
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"out must name a folder, got the file {out}")
     if data is None:
@@ -184,7 +191,10 @@ def description(graph: Data) -> dict[str, Any]:
 
 
 def check_out(out: Path, input: str) -> None:
-    """Refuse a folder, and the input's own file, as the file to write."""
+    """Refuse a folder, the input's own file, and a place below a file, as the file to write."""
+    for parent in out.parents:
+        if parent.exists() and not parent.is_dir():
+            raise NotADirectoryError(f"out must lie in a folder, got {out} below the file {parent}")
     if out.is_dir():
         raise IsADirectoryError(f"out must name a file, got the folder {out}")
     if out.resolve() == Path(input).resolve():
