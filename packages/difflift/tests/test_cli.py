@@ -20,7 +20,7 @@ from shared.checkpoints import load, newest
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 NARROW = ["--model.width=16", "--model.lifting.init_args.embedding=8", "--model.lifting.init_args.hidden=8"]
 # 188 graphs: a fold of 38 to test, 15 to validate and 135 to train on, in 5 steps.
-TINY = ["--config=mutag", *QUIET, *NARROW, "--trainer.max_epochs=3"]
+TINY = ["--config=mutag", *QUIET, *NARROW, "--data.batch_size=32", "--trainer.max_epochs=3"]
 # An epoch that is not the best so far halves the rate, and none ends the run.
 RESTLESS = ["--model.lr=0.05", "--model.lr_patience=0", "--model.patience=null", "--trainer.max_epochs=6"]
 COMMAND = str(Path(sys.executable).with_name("difflift"))  # Lightning starts further processes by the script's path

@@ -47,7 +47,6 @@ SETTINGS: dict[str, list[str]] = {
     "solubility": ["--config=default"],
     "solubility-cwn": ["--config=solubility_cells"],
     "mutag": ["--config=mutag"],
-    "mutag-unigin": ["--config=mutag", "--model.network=difflift.UniGIN"],
     "mutag-topomodelx": ["--config=mutag", "--model.network=difflift.TopoModelX"],
     "mutag-cwn": ["--config=mutag_cells"],
     "planted": ["--config=planted"],
@@ -101,7 +100,7 @@ TUNINGS = [
     ),
 ]
 SAME_AS = {  # setting -> where its methods were tuned
-    **dict.fromkeys(("mutag", "mutag-unigin", "mutag-topomodelx"), "solubility"),
+    **dict.fromkeys(("mutag", "mutag-topomodelx"), "solubility"),
     "mutag-cwn": "solubility-cwn",
     **dict.fromkeys(("planted", "planted-cloud"), "planted-less-noise"),
 }
@@ -126,7 +125,7 @@ def study(folder: Path) -> Study:
             **dict.fromkeys(("solubility", "mutag"), HYPERGRAPH),
             "planted": [*CLOUD, "khop"],  # a tree has no cycles, and no cliques but its edges
             **dict.fromkeys(("solubility-cwn", "mutag-cwn"), CELLS),
-            **dict.fromkeys(("mutag-unigin", "mutag-topomodelx"), FEW),
+            "mutag-topomodelx": FEW,
             **dict.fromkeys(("planted-cloud", "planted-less-noise"), CLOUD),
             "ablations": list(HYPERGRAPH_ABLATIONS),
             "ablations-cwn": list(CELL_ABLATIONS),

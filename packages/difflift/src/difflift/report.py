@@ -17,7 +17,6 @@ REPORT = Report(
         "solubility": "Solubility of molecules, hypergraphs, UniGCNII",
         "solubility-cwn": "Solubility, cell complexes, CWN",
         "mutag": "MUTAG, hypergraphs, UniGCNII",
-        "mutag-unigin": "MUTAG, hypergraphs, UniGIN",
         "mutag-topomodelx": "MUTAG, hypergraphs, UniGIN of TopoModelX",
         "mutag-cwn": "MUTAG, cell complexes, CWN",
         "planted": "Planted groups in random trees, UniGCNII",
