@@ -192,6 +192,8 @@ def test_bad_input_is_one_sentence_and_a_code(workspace):
     assert result.returncode == 2
     assert result.stderr.splitlines()[0] == "alpha fail: error: the option kind is bad"
     assert "Traceback" in run(workspace, "alpha", "fail", PAPERS_TRACEBACK="1").stderr
+    result = run(workspace, "alpha", "fail", "--kind", "absent")  # an optional dependency
+    assert (result.returncode, result.stderr.splitlines()[0]) == (2, "alpha fail: error: the option kind is bad")
     result = run(workspace, "alpha", "fly")
     assert result.returncode == 2
     assert (

@@ -26,7 +26,7 @@ def greet(name: str = "world"):
 
 def fail(kind: str = "value"):
     '''Fail with one sentence.'''
-    raise {"value": ValueError, "missing": FileNotFoundError}[kind]("the option kind is bad")
+    raise {"value": ValueError, "missing": FileNotFoundError, "absent": ImportError}[kind]("the option kind is bad")
 
 def main(argv=None):
     return run(Paper("NAME", "A tiny paper", "NAME.module:TinyCLI", {"greet": greet, "fail": fail}), argv)
