@@ -151,9 +151,10 @@ def _unequal(results: Results) -> Iterator[str]:
     """Find methods that were tested on other items, or settings that changed between seeds."""
     for setting in sorted({record.setting for record in results.records}):
         records = [record for record in results.records if record.setting == setting]
-        sizes = sorted({record.metrics.get("n", 0) for record in records})
-        if len(sizes) > 1:
-            yield f"results/results.json: {setting} was scored on {sizes} items, expected one number"
+        for seed in sorted({record.seed for record in records}):  # another seed may test another fold
+            sizes = sorted({record.metrics.get("n", 0) for record in records if record.seed == seed})
+            if len(sizes) > 1:
+                yield f"results/results.json: seed {seed} of {setting} was scored on {sizes} items, expected one number"
         for method in sorted({record.method for record in records}):
             if len({record.config_hash for record in records if record.method == method}) > 1:
                 yield f"results/results.json: {method} in {setting}: the settings differ between seeds"
