@@ -9,6 +9,7 @@ from difflift.cwn import CWN
 from difflift.lifting import DiffLift
 from difflift.models import GraphGIN, LiftedNetwork
 from difflift.topotune import TopoTune
+from difflift.tu import mutag
 from difflift.unignn import UniGCNII, UniGIN
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -214,3 +215,24 @@ def test_options_out_of_range_are_refused(options, message):
     arguments = {"features": F, "outputs": K, "lifting": NoLifting, "network": UniGCNII} | options
     with pytest.raises(ValueError, match=message):
         LiftedNetwork(**arguments)
+
+
+@pytest.mark.parametrize(("target", "network"), [("hypergraph", UniGCNII), ("cell", CWN), ("cell", TopoTune)])
+def test_gradients_are_the_same_each_time_on_several_threads(target, network):
+    threads = torch.get_num_threads()
+    batch = Batch.from_data_list(mutag()[:100])
+    torch.manual_seed(0)
+    net = LiftedNetwork(7, 2, partial(DiffLift, target=target, distance_gradient=1.0), network)
+
+    def gradients():
+        torch.manual_seed(1)
+        net.zero_grad()
+        nn.functional.cross_entropy(net(batch)[0], batch.y).backward()
+        return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+
+    try:
+        torch.set_num_threads(4)
+        found = [gradients() for _ in range(5)]
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(found[0], other) for other in found[1:])

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from difflift.complexes import Complex, Incidence, block_offsets, edge_incidence
+from difflift.complexes import Complex, Incidence, block_offsets, edge_incidence, gather
 from difflift.cycles import CycleKind, find_cycles, ragged_ranges
 from difflift.graphs import Graphs
 from difflift.neighbours import Neighbourhoods
@@ -69,7 +69,7 @@ class CellBranch(nn.Module):
         candidates, m = candidate_edges(hoods, graphs.edges)
         starts = block_offsets(graphs.sizes)[graphs.batch]
         u, v = candidates
-        p_1 = self.score((h[u] + h[v]) / 2)
+        p_1 = self.score((gather(h, u) + gather(h, v)) / 2)
         s_1 = include(p_1, self.selection, self.training, pair_label(u - starts[u], v - starts[v]))
         edges, ones = torch.cat([graphs.edges, candidates], dim=1), h.new_ones(own)
         s_1 = torch.cat([ones, s_1 * m])

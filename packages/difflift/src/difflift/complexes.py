@@ -44,7 +44,7 @@ class Incidence:
     @property
     def value(self) -> Tensor:
         """The entries m · s (nnz,)."""
-        return self.member * self.weight[self.col]
+        return self.member * gather(self.weight, self.col)
 
     def up(self, x: Tensor) -> Tensor:
         """Return |B|ᵀ x (C, D), the sum over the members of each cell, of x (R, D)."""
@@ -91,6 +91,14 @@ class Incidence:
         return Incidence(row[kept], col[kept], self.member[kept], weight, height)
 
 
+def gather(x: Tensor, index: Tensor) -> Tensor:
+    """Return x[index] (*I, ...), of x (N, ...) and indices of any shape I.
+
+    The gradient of x[index] itself is summed in no fixed order on several threads of a CPU: two runs would differ.
+    """
+    return x.index_select(0, index.flatten()).unflatten(0, index.shape)
+
+
 def gather_sum(x: Tensor, source: Tensor, target: Tensor, value: Tensor, size: int) -> Tensor:
     """Return Σ over the entries i of value_i x[source_i] at target_i (size, D).
 
@@ -101,7 +109,7 @@ def gather_sum(x: Tensor, source: Tensor, target: Tensor, value: Tensor, size: i
         value: (nnz,).
         size: rows of the result.
     """
-    return x.new_zeros(size, x.shape[1]).index_add(0, target, x[source] * value[:, None])
+    return x.new_zeros(size, x.shape[1]).index_add(0, target, gather(x, source) * value[:, None])
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflift.complexes import Complex, Incidence
+from difflift.complexes import Complex, Incidence, gather
 from difflift.networks import Network, inclusions, member_sum, mlp, projection_sum
 
 CWNUpdate = Literal["edges", "all"]
@@ -36,9 +36,11 @@ def upper_sum(b: Incidence, sent: Tensor, message: Tensor) -> Tensor:
     Returns:
         (R, D).
     """
-    own = (b.member * sent[b.row])[:, None] * message
+    own = (b.member * gather(sent, b.row))[:, None] * message
     total = message.new_zeros(len(b.weight), message.shape[1]).index_add(0, b.col, own)
-    return message.new_zeros(b.rows, message.shape[1]).index_add(0, b.row, b.value[:, None] * (total[b.col] - own))
+    return message.new_zeros(b.rows, message.shape[1]).index_add(
+        0, b.row, b.value[:, None] * (gather(total, b.col) - own)
+    )
 
 
 class RankUpdate(nn.Module):
@@ -62,7 +64,7 @@ class RankUpdate(nn.Module):
         parts = [x[r]]
         if self.upper is not None:
             b = matrices[r]
-            message = self.upper(torch.cat([x[r][b.row], x[r + 1][b.col]], dim=1))
+            message = self.upper(torch.cat([gather(x[r], b.row), gather(x[r + 1], b.col)], dim=1))
             parts.append(upper_sum(b, s[r], message))
         if self.lower is not None:
             parts.append(member_sum(matrices[r - 1], s[r - 1][:, None] * self.lower(x[r - 1])))

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from difflift.complexes import block_offsets
+from difflift.complexes import block_offsets, gather
 from difflift.options import check_number
 from difflift.selection import one_hot_choice, straight_through
 
@@ -41,7 +41,7 @@ class Neighbourhoods:
 
     def mean(self, h: Tensor) -> Tensor:
         """Return z_v = Σ_j m_vj h_j / Σ_j m_vj (N, d) of h (N, d) (Sec. 3.3)."""
-        members = h[self.index.clamp(min=0)]  # (N, K, d)
+        members = gather(h, self.index.clamp(min=0))  # (N, K, d)
         return torch.einsum("nk,nkd->nd", self.mask, members) / self.mask.sum(1, keepdim=True)
 
 
@@ -195,7 +195,7 @@ def closeness(h: Tensor, index: Tensor) -> Tensor:
         index: the nearest vertices (N, K), -1 beyond the graph; those have closeness 0.
     """
     real = index >= 0
-    squares = (h[:, None] - h[index.clamp(min=0)]).square().sum(2).masked_fill(~real, 0.0)
+    squares = (h[:, None] - gather(h, index.clamp(min=0))).square().sum(2).masked_fill(~real, 0.0)
     scale = squares.detach().sum(1, keepdim=True) / real.sum(1, keepdim=True)
     logits = (-squares / scale.clamp(min=1e-12)).masked_fill(~real, -torch.inf)
     return index.shape[1] * torch.softmax(logits, dim=1)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflift.complexes import Complex, block_offsets, gather_sum
+from difflift.complexes import Complex, block_offsets, gather, gather_sum
 from difflift.networks import Network, inclusions, mlp, projection_sum
 
 GNN = Literal["gat", "gin"]
@@ -77,7 +77,7 @@ def neighbourhood(name: str, complex: Complex) -> Neighbourhood:
     if kind == "down_incidence":
         return Neighbourhood(b.col, b.row, b.value, (r, r - 1))
     if kind == "up_incidence":
-        return Neighbourhood(b.row, b.col, b.member * s[r][b.row], (r, r + 1))
+        return Neighbourhood(b.row, b.col, b.member * gather(s[r], b.row), (r, r + 1))
     if kind == "up_laplacian":
         source, target, weight = adjacency(b.row, b.col, b.member, s[r + 1], s[r])
     else:
@@ -105,11 +105,11 @@ def adjacency(
     """
     first, second = pairs_within(shared)
     key, place = torch.unique(cell[first] * len(sent) + cell[second], return_inverse=True)
-    value = member[first] * member[second] * through[shared[first]]
+    value = gather(member, first) * gather(member, second) * gather(through, shared[first])
     weight = 1 - value.new_ones(len(key)).scatter_reduce(0, place, 1 - value, "prod")
     height = max(len(sent), 1)
     source, target = key % height, key // height
-    return source, target, weight * sent[source]
+    return source, target, weight * gather(sent, source)
 
 
 def pairs_within(group: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,13 +156,13 @@ class WeightedGAT(nn.Module):
             (h_t * self.att_target).sum(2),
         )
         own = F.leaky_relu(from_t + to_t, NEGATIVE_SLOPE)  # (T, H)
-        other = F.leaky_relu(from_s[source] + to_t[target], NEGATIVE_SLOPE)  # (P, H)
+        other = F.leaky_relu(gather(from_s, source) + gather(to_t, target), NEGATIVE_SLOPE)  # (P, H)
         peak = highest(own.detach(), other.detach().masked_fill(weight.detach()[:, None] <= 0, -torch.inf), target)
         exponent = other - peak[target]
         exponent = torch.where(weight[:, None] > 0, exponent, exponent.clamp(max=0))
         own, other = torch.exp(own - peak), weight[:, None] * torch.exp(exponent)
         total = own.index_add(0, target, other)
-        heard = (own[..., None] * h_t).index_add(0, target, other[..., None] * h_s[source])
+        heard = (own[..., None] * h_t).index_add(0, target, other[..., None] * gather(h_s, source))
         return (heard / total[..., None]).flatten(1) + self.bias
 
 
