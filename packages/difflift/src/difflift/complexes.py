@@ -96,7 +96,7 @@ def gather(x: Tensor, index: Tensor) -> Tensor:
 
     The gradient of x[index] itself is summed in no fixed order on several threads of a CPU: two runs would differ.
     """
-    return x.index_select(0, index.flatten()).unflatten(0, index.shape)
+    return x.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:])
 
 
 def gather_sum(x: Tensor, source: Tensor, target: Tensor, value: Tensor, size: int) -> Tensor:
