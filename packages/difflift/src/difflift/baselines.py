@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
+from difflift.cells import candidate_edges
 from difflift.complexes import Complex, Incidence, edge_incidence, empty_incidence
 from difflift.cycles import (
     CACHED_EDGES,
@@ -34,7 +35,7 @@ from difflift.cycles import (
 )
 from difflift.graphs import Graphs
 from difflift.lifting import Lifting
-from difflift.neighbours import nearest
+from difflift.neighbours import Neighbourhoods, nearest
 
 
 def cell_complex(graphs: Graphs, added: Tensor, cycles: CycleKind, shortest: int, longest: int | None) -> Complex:
@@ -319,12 +320,9 @@ class FeatureKNNLifting(Lifting):
         """Lift a PyG graph or batch, see `Lifting`."""
         graphs = Graphs.of(data)
         index = nearest(graphs.x, graphs.sizes, self.k)
-        centre, j = (index >= 0).nonzero().T
-        member = index[centre, j]
+        real = index >= 0
         if not self.cells:
-            return hypergraph(graphs, member, centre)
-        n = len(graphs.x)
-        low, high = torch.minimum(centre, member), torch.maximum(centre, member)
-        pairs = torch.unique((low * n + high)[low != high])
-        pairs = pairs[~torch.isin(pairs, graphs.edges[0] * n + graphs.edges[1])]
-        return cell_complex(graphs, torch.stack([pairs // n, pairs % n]), self.cycles, self.shortest, self.longest)
+            return hypergraph(graphs, index[real], real.nonzero()[:, 0])
+        hoods = Neighbourhoods(index, real.to(graphs.x), real.sum(1))
+        pairs, _ = candidate_edges(hoods, graphs.edges)
+        return cell_complex(graphs, pairs, self.cycles, self.shortest, self.longest)

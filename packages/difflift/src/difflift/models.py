@@ -15,10 +15,9 @@ from difflift.encoders import gin_layer
 from difflift.lifting import Lifting
 from difflift.networks import Network
 from difflift.options import check_choice
-from difflift.readout import PropagateDown, pool
+from difflift.readout import Pooling, PropagateDown, pool
 
 Level = Literal["graph", "node"]
-Pooling = Literal["mean", "sum"]
 
 
 class LiftedNetwork(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -19,18 +18,16 @@ from torchmetrics import Accuracy, MeanAbsoluteError, MeanMetric, Metric, SumMet
 from torchmetrics.classification import BinaryAUROC
 
 from difflift.complexes import Complex
+from difflift.datasets import Task
 from difflift.lifting import DiffLift, Lifting
 from difflift.models import LiftedNetwork, Pooling
 from difflift.neighbours import nearest
 from difflift.networks import Network
-from difflift.options import check_choice
+from difflift.options import check_choice, check_number
 
 if TYPE_CHECKING:
     from difflift.data import GraphData
 
-log = logging.getLogger(__name__)
-
-Task = Literal["graph", "node", "regression", "binary"]
 METRICS = {"graph": "accuracy", "node": "accuracy", "regression": "mae", "binary": "auroc"}
 
 
@@ -91,11 +88,9 @@ class LiftingModule(LightningModule):
         patience: int | None = 15,
     ) -> None:
         super().__init__()
-        if not 0 < lr < math.inf:
-            raise ValueError(f"lr must be a finite number > 0, got {lr}")
-        for option, value in (("weight_decay", weight_decay), ("sparsity", sparsity)):
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{option} must be a finite number >= 0, got {value}")
+        check_number("lr", lr, above=0)
+        check_number("weight_decay", weight_decay, least=0)
+        check_number("sparsity", sparsity, least=0)
         if lr_patience < 0 or (patience is not None and patience < 1):
             raise ValueError(
                 f"patience must be at least 1 and lr_patience at least 0, got {patience} and {lr_patience}"
