@@ -1,0 +1,474 @@
+"""A model behind an OpenAI-compatible server: a hosted one, or a local one of vLLM, llama.cpp, Ollama and others.
+
+Requests of a batch are sent concurrently and answered in their order. What may pass (a busy server, a timeout) is tried
+a bounded number of times; what no request can mend ends the run with one sentence; the rest fails alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import json
+import logging
+import math
+import os
+import queue
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from email.utils import parsedate_to_datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import unquote
+
+import httpx
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    sleep_using_event,
+    stop_after_attempt,
+    stop_any,
+    stop_when_event_set,
+)
+
+from ace.completion import Backend, BackendError, Completion, Request, failed, overflow
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+LONGEST_WAIT = 30.0  # seconds between two attempts, whatever the server asks for
+LONGEST_CONNECT = 10.0  # seconds
+BUSY = (408, 409, 429)
+CHECK = {
+    401: "the server refuses the key",
+    403: "the key may not use this server or model",
+    404: "there is no such path or model: base_url usually ends in /v1",
+}
+LONGEST_MESSAGE = 300  # characters of an error
+OPTIONAL = ("seed", "response_format")  # fields that a server may lack
+MESSAGE_TOKENS = 4  # of a chat template around each message, about
+
+log = logging.getLogger(__name__)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class _Attempt(Exception):
+    """A failure that another attempt may mend."""
+
+    def __init__(self, sentence: str, wait: float | None = None, unreachable: bool = False) -> None:
+        super().__init__(sentence)
+        self.wait = wait
+        self.unreachable = unreachable
+
+
+def approximate_tokens(text: str) -> int:
+    """Estimate the tokens of a text: one for four bytes of UTF-8, within some 20 % for English prose."""
+    return math.ceil(len(text.encode("utf-8", "surrogatepass")) / 4)
+
+
+def wait_seconds(attempt: int, backoff: float, jitter: float, asked: float | None = None) -> float:
+    """Return the seconds to wait after an attempt.
+
+    Args:
+        attempt: its number, from 1.
+        backoff: seconds after the first attempt; doubled after each further one.
+        jitter: in [0, 1]; lengthens the wait by up to a half, so that concurrent requests do not return together.
+        asked: what the server asked for in `Retry-After`, which goes before.
+    """
+    wait = backoff * 2 ** (attempt - 1) * (1 + jitter / 2) if asked is None else asked
+    return min(wait, LONGEST_WAIT)
+
+
+def retry_after(header: str | None, now: float) -> float | None:
+    """Read the header `Retry-After`: seconds, or a date; None if it is neither.
+
+    Args:
+        header: its value.
+        now: seconds since the epoch.
+    """
+    if header is None:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(header).timestamp() - now
+        except ValueError:
+            return None
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether a host is this machine itself, so that no proxy can reach it."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return address.is_loopback or address.is_unspecified
+
+
+def in_threads(
+    function: Callable[[Item], Result], items: Sequence[Item], workers: int, ended: threading.Event
+) -> list[Result]:
+    """Apply a function in several threads and return the results in the order of the items.
+
+    The first exception is raised at once and nothing more is started; `ended` is set then, and at the end. The
+    threads are daemons: those of
+    `concurrent.futures` would keep an interrupted program alive until the last server has answered.
+    """
+    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, Result | None, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        while not ended.is_set():
+            try:
+                number = todo.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                done.put((number, function(items[number]), None))
+            except BaseException as error:
+                done.put((number, None, error))
+
+    for number in range(len(items)):
+        todo.put(number)
+    for _ in range(min(workers, len(items))):
+        threading.Thread(target=work, daemon=True).start()
+    results: dict[int, Any] = {}
+    try:
+        while len(results) < len(items):
+            number, result, error = done.get()
+            if error is not None:
+                raise error
+            results[number] = result
+    finally:
+        ended.set()
+    return [results[number] for number in range(len(items))]
+
+
+def read_completion(payload: Any, prompt_tokens: int, count: Callable[[str], int]) -> Completion:
+    """Turn the body of an answer to `chat/completions` into a completion.
+
+    Args:
+        payload: the parsed JSON.
+        prompt_tokens: an estimate, for a server that does not say.
+        count: counts the tokens of the answer, for such a server.
+    """
+    if not isinstance(payload, dict):
+        return failed(f"the server's answer is not an object but {type(payload).__name__}", prompt_tokens)
+    choices = payload.get("choices")
+    if not isinstance(choices, list) or not choices:
+        detail = f": {_message(payload)}" if "error" in payload else ""
+        return failed(f"the server's answer has no choices{detail}", prompt_tokens)
+    choice = choices[0] if isinstance(choices[0], dict) else {}
+    message = choice.get("message")
+    text = message.get("content") if isinstance(message, dict) else None
+    usage = payload.get("usage")
+    cached = _count(usage.get("prompt_tokens_details") if isinstance(usage, dict) else None, "cached_tokens", None)
+    if cached is None:
+        cached = _count(usage, "prompt_cache_hit_tokens", 0)  # DeepSeek's name for it
+    written = _count(usage, "completion_tokens", None)
+    prompt_tokens = _count(usage, "prompt_tokens", prompt_tokens)
+    if not isinstance(text, str):
+        reason = str(choice.get("finish_reason"))[:50]
+        return failed(f"the server's answer has no text (finish_reason is {reason})", prompt_tokens)
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # half a surrogate pair fits in no file
+    return Completion(
+        text,
+        prompt_tokens,
+        written if written is not None else count(text),
+        "length" if choice.get("finish_reason") == "length" else "stop",
+        min(cached, prompt_tokens),
+    )
+
+
+def _count(fields: Any, name: str, default: Any) -> Any:
+    """Return a number of tokens if it is there and sound."""
+    value = fields.get(name) if isinstance(fields, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default
+
+
+def _message(payload: Any) -> str:
+    """Find what a server says about an error, in the forms that servers use."""
+    error = payload.get("error") or payload if isinstance(payload, dict) else payload
+    if isinstance(error, dict) and (said := error.get("message") or error.get("detail")):
+        error = f"{said} ({error['param']})" if error.get("param") else said
+    return " ".join(str(error).split())
+
+
+def _named(message: str, sent: Collection[str]) -> set[str]:
+    """Return the optional fields of a request that a server's message names."""
+    return {name for name in OPTIONAL if name in sent and re.search(rf"\b{name}\b", message)}
+
+
+def _parse_url(base_url: str) -> tuple[httpx.URL, tuple[str, str] | None]:
+    """Return a URL without its user name and password, and these.
+
+    Raises:
+        ValueError: if it is no HTTP URL; the message does not show them.
+    """
+    shown = re.sub(r"^(\w+://)?.*@", r"\1", base_url.partition("?")[0])
+    try:
+        url = httpx.URL(base_url.strip())
+    except httpx.InvalidURL:
+        url = httpx.URL("")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ValueError(f"base_url: expected a URL such as http://127.0.0.1:8000/v1, got {shown!r}")
+    if url.query or url.fragment:
+        raise ValueError(f"base_url: expected a URL without a query, got one after {shown!r}")
+    user = (unquote(url.username), unquote(url.password)) if url.userinfo else None
+    return url.copy_with(userinfo=b"", path=url.path.rstrip("/")), user
+
+
+class OpenAIBackend(Backend):
+    """Chat completions of an OpenAI-compatible server.
+
+    The key is read from the environment whenever a request is made, and is in no message, log or pickle.
+
+    Args:
+        base_url: where the API is, with the path before `/chat/completions`. A user name and password in it are sent
+            by basic authentication, instead of the key.
+        model: as the server calls it; empty for the first one that the server lists.
+        api_key_env: environment variable with the key. Nothing is sent where it is not set: local servers need none.
+        timeout: seconds for one attempt at a request.
+        attempts: most attempts at a request.
+        concurrency: most requests at a time.
+        context_size: tokens that prompt and answer may have together; a longer request fails before it is sent. None
+            leaves it to the server.
+        schema_mode: how a request's JSON Schema is sent: enforced (`json_schema`), as a wish for any JSON
+            (`json_object`), or not at all (`none`).
+        max_tokens_field: `max_completion_tokens` for servers that want that name.
+        backoff: seconds to wait after the first failed attempt; doubled after each further one, up to 30.
+        tokenizer: a `tokenizer.json` in the format of Hugging Face, to count tokens exactly. Without one they are
+            estimated from the length.
+
+    Raises:
+        ValueError: if an option is out of its range.
+        FileNotFoundError: if there is no such tokeniser.
+    """
+
+    def __init__(
+        self,
+        base_url: str = "http://127.0.0.1:8000/v1",
+        model: str = "",
+        api_key_env: str | None = "OPENAI_API_KEY",
+        timeout: float = 120.0,
+        attempts: int = 4,
+        concurrency: int = 20,
+        context_size: int | None = None,
+        schema_mode: Literal["json_schema", "json_object", "none"] = "json_schema",
+        max_tokens_field: str = "max_tokens",
+        backoff: float = 1.0,
+        tokenizer: Path | None = None,
+    ) -> None:
+        self.url, self._user = _parse_url(base_url)
+        for name, value in {"attempts": attempts, "concurrency": concurrency, "context_size": context_size}.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
+        if not (timeout > 0 and backoff >= 0):
+            raise ValueError(f"expected timeout > 0 and backoff >= 0 seconds, got {timeout:g} and {backoff:g}")
+        if schema_mode not in ("json_schema", "json_object", "none"):
+            raise ValueError(f"schema_mode: expected json_schema, json_object or none, got {schema_mode!r}")
+        if tokenizer is not None and not Path(tokenizer).is_file():
+            raise FileNotFoundError(f"tokenizer: there is no file {tokenizer}")
+        self.model = model
+        self.api_key_env = api_key_env
+        self.timeout = timeout
+        self.attempts = attempts
+        self.concurrency = concurrency
+        self.context_size = context_size
+        self.schema_mode = schema_mode
+        self.max_tokens_field = max_tokens_field
+        self.backoff = backoff
+        self.tokenizer = tokenizer
+        self.name = model or self.url.netloc.decode()
+        self._jitter = random.Random()  # its own, so that a retry does not change the run's draws
+        self._rejected: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"OpenAIBackend({str(self.url)!r}, model={self.model!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_client", "_tokenizer")}
+
+    def complete(self, requests: Sequence[Request]) -> list[Completion]:
+        """Answer requests, in their order.
+
+        Raises:
+            BackendError: if the server cannot be reached, or refuses the key, the path or the model.
+            ValueError: if a request's schema is no JSON.
+        """
+        prepared = [(request, self._body(request), self._prompt_tokens(request)) for request in requests]
+        ended = threading.Event()
+        if requests and not self.model:
+            self.model = self._first_model(ended)
+        _ = self._client  # made here rather than by each thread
+        return in_threads(lambda item: self._answer(*item, ended), prepared, self.concurrency, ended)
+
+    def count_tokens(self, text: str) -> int:
+        """Count the tokens of a text; an estimate without `tokenizer`."""
+        if self.tokenizer is None:
+            return approximate_tokens(text)
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        from tokenizers import Tokenizer
+
+        try:
+            return Tokenizer.from_file(str(self.tokenizer))
+        except Exception as error:  # the library raises no narrower class
+            raise ValueError(f"tokenizer: {self.tokenizer} is no tokenizer.json: {error}") from None
+
+    @cached_property
+    def _client(self) -> httpx.Client:
+        return httpx.Client(
+            timeout=httpx.Timeout(self.timeout, connect=min(self.timeout, LONGEST_CONNECT)),
+            limits=httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency),
+            trust_env=not is_loopback(self.url.host),
+        )
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "messages": [{"role": message.role, "content": message.content} for message in request.messages],
+            self.max_tokens_field: request.max_tokens,
+            "temperature": request.temperature,
+            "seed": request.seed,
+        }
+        if request.stop:
+            body["stop"] = list(request.stop)
+        if request.json_schema is not None and self.schema_mode == "json_object":
+            body["response_format"] = {"type": "json_object"}
+        elif request.json_schema is not None and self.schema_mode == "json_schema":
+            try:
+                schema = {"name": "answer", "schema": json.loads(request.json_schema), "strict": True}
+            except ValueError as error:
+                raise ValueError(f"json_schema: expected a JSON Schema as JSON text: {error}") from None
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return body
+
+    def _prompt_tokens(self, request: Request) -> int:
+        return sum(self.count_tokens(message.content) + MESSAGE_TOKENS for message in request.messages)
+
+    def _answer(self, request: Request, body: dict[str, Any], prompt_tokens: int, ended: threading.Event) -> Completion:
+        if too_long := overflow(prompt_tokens, request.max_tokens, self.context_size):
+            return failed(too_long, prompt_tokens)
+        sent = {"model": self.model, **{name: value for name, value in body.items() if name not in self._rejected}}
+        try:
+            status, payload = self._send("POST", "/chat/completions", sent, ended)
+            if status in (400, 422) and (rejected := _named(_message(payload), sent)):
+                sent = {name: value for name, value in sent.items() if name not in rejected}
+                status, payload = self._send("POST", "/chat/completions", sent, ended)
+                if status < 400:
+                    log.warning("%s does not take %s: left out from now on", self.url, " and ".join(sorted(rejected)))
+                    self._rejected |= rejected
+        except _Attempt as error:
+            if error.unreachable:
+                raise BackendError(f"{error}: check that a server runs there and that base_url is right") from None
+            return failed(f"{error}, after {self.attempts} attempts", prompt_tokens)
+        if status >= 400:
+            return failed(self._refusal(status, payload), prompt_tokens)
+        if isinstance(payload, str):
+            return failed(self._scrub(f"the server's answer is no JSON: {payload!r}"), prompt_tokens)
+        completion = read_completion(payload, prompt_tokens, self.count_tokens)
+        return failed(self._scrub(completion.error), completion.prompt_tokens) if completion.error else completion
+
+    def _first_model(self, ended: threading.Event) -> str:
+        advice = "name the model"
+        try:
+            status, payload = self._send("GET", "/models", None, ended)
+            name = payload["data"][0]["id"]
+        except _Attempt as error:
+            advice = "check that a server runs there and that base_url is right" if error.unreachable else advice
+            raise BackendError(f"{error}: {advice}") from None
+        except (LookupError, TypeError):
+            raise BackendError(f"{self.url}/models lists no model: {advice}") from None
+        if status >= 400 or not isinstance(name, str):
+            raise BackendError(f"{self.url}/models lists no model: {advice}")
+        return name
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None, ended: threading.Event) -> tuple[int, Any]:
+        """Send a request until it is answered; return the status and the parsed body, or its text if it is no JSON.
+
+        Raises:
+            _Attempt: if the last attempt failed too.
+            BackendError: if the server refuses every such request.
+        """
+
+        def wait(state: RetryCallState) -> float:
+            error = state.outcome.exception() if state.outcome else None
+            asked = error.wait if isinstance(error, _Attempt) else None
+            return wait_seconds(state.attempt_number, self.backoff, self._jitter.random(), asked)
+
+        retrying = Retrying(
+            stop=stop_any(stop_after_attempt(self.attempts), stop_when_event_set(ended)),
+            wait=wait,
+            retry=retry_if_exception_type(_Attempt),
+            sleep=sleep_using_event(ended),
+            reraise=True,
+        )
+        return retrying(self._attempt, method, path, body)
+
+    def _attempt(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
+        deadline = time.monotonic() + self.timeout
+        content = b""
+        try:
+            with self._client.stream(
+                method,
+                str(self.url) + path,
+                content=None if body is None else json.dumps(body).encode(),
+                headers={"Content-Type": "application/json", **self._authorization()},
+            ) as response:
+                for chunk in response.iter_bytes():
+                    content += chunk
+                    if time.monotonic() > deadline:  # the client's own limit is for each piece
+                        raise httpx.ReadTimeout("")
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
+            reason = self._scrub(str(error)) or type(error).__name__
+            raise _Attempt(f"{self.url} cannot be reached ({reason})", unreachable=True) from None
+        except httpx.TimeoutException:
+            raise _Attempt(f"{self.url} did not answer within {self.timeout:g} s") from None
+        except httpx.HTTPError as error:
+            raise _Attempt(self._scrub(f"{self.url} broke the connection ({type(error).__name__}: {error})")) from None
+        status = response.status_code
+        text = content.decode("utf-8", "replace")
+        try:
+            payload = json.loads(text)
+        except (ValueError, RecursionError):
+            payload = text
+        if status in BUSY or status >= 500:
+            asked = retry_after(response.headers.get("Retry-After"), time.time())
+            raise _Attempt(self._refusal(status, payload), asked)
+        if status in CHECK:
+            raise BackendError(f"{self._refusal(status, payload)}: {CHECK[status]}")
+        if 300 <= status < 400:
+            raise BackendError(f"{self.url} answers with a redirection (HTTP {status}): set base_url to where it leads")
+        return status, payload
+
+    def _refusal(self, status: int, payload: Any) -> str:
+        return self._scrub(f"{self.url} answers HTTP {status} ({_message(payload) or 'no reason given'})")
+
+    def _key(self) -> str:
+        return os.environ.get(self.api_key_env or "", "").strip()
+
+    def _basic(self) -> str:
+        return base64.b64encode(":".join(self._user).encode()).decode() if self._user else ""
+
+    def _authorization(self) -> dict[str, str]:
+        key = self._key()
+        if not (key.isascii() and key.isprintable()):
+            raise BackendError(f"the environment variable {self.api_key_env} holds characters that no key has")
+        if self._user:
+            return {"Authorization": f"Basic {self._basic()}"}
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def _scrub(self, sentence: str) -> str:
+        """Take secrets out of a sentence, which a server may have echoed, and shorten it."""
+        for secret in (self._key(), self._basic(), self._user[1] if self._user else ""):
+            sentence = sentence.replace(secret, "***") if secret else sentence
+        return sentence if len(sentence) <= LONGEST_MESSAGE else sentence[:LONGEST_MESSAGE] + "…"

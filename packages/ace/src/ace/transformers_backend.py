@@ -1,0 +1,242 @@
+"""A model of transformers in this process: batches, and a prompt's beginning that is processed once.
+
+Prompts that begin alike, such as those with one playbook in front of different questions, share the keys and values
+of that beginning: of the last batch's common beginning with this one's, nothing is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ace.completion import Backend, Completion, FinishReason, Request, failed, overflow
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ace.kv_cache import Past
+
+KEPT = 4  # beginnings of prompts that are kept: a role's each
+
+
+class TransformersBackend(Backend):
+    """Complete chats with a causal language model of transformers.
+
+    Args:
+        path: a folder in the format of transformers or a GGUF file; the embedded SmolLM2-135M-Instruct when None.
+        device: where the model runs; a GPU if there is one when None.
+        batch_size: most sequences that are decoded together.
+        context_size: tokens of prompt and answer together; the model's own when None.
+        reuse: keep the keys and values of a common beginning of prompts.
+
+    Raises:
+        ValueError: if an option is out of range.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        device: str | None = None,
+        batch_size: int = 16,
+        context_size: int | None = None,
+        reuse: bool = True,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if context_size is not None and context_size < 1:
+            raise ValueError(f"context_size must be at least 1, got {context_size}")
+        self.path, self.device, self.batch_size, self.reuse = path, device, batch_size, reuse
+        self.given_context_size = context_size
+        self.name = "smollm2-135m-instruct" if path is None else path.stem
+        self._model: Any = None
+        self._tokenizer: Any = None
+        self._kept: list[tuple[list[int], Past]] = []  # prompts' beginnings with their keys and values, the latest last
+
+    def load(self) -> None:
+        """Load the model, unless it is there already.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            ValueError: if it cannot be read.
+        """
+        if self._model is not None:
+            return
+        import torch
+
+        from ace import local_model
+
+        model, self._tokenizer = local_model.load(self.path or local_model.find_gguf())
+        if self._tokenizer.chat_template is None:
+            raise ValueError(f"{self.path}: the model has no chat template, expected one that was trained on chats")
+        self._model = model
+        self._model.to(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.context_size = self.given_context_size or int(model.config.max_position_embeddings)
+        self._layers = int(model.config.num_hidden_layers)
+        ends = model.generation_config.eos_token_id
+        self._ends = set(ends if isinstance(ends, list) else [ends]) | {self._tokenizer.eos_token_id}
+
+    def count_tokens(self, text: str) -> int:
+        """Count the tokens of a text."""
+        self.load()
+        return len(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+    def tokens(self, request: Request) -> list[int]:
+        """Return the tokens of a request's prompt, in the model's chat format."""
+        self.load()
+        chat = [{"role": message.role, "content": message.content} for message in request.messages]
+        text = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+
+    def complete(self, requests: Sequence[Request]) -> list[Completion]:
+        """Answer requests in batches, in their order; JSON schemas are not enforced."""
+        prompts = [self.tokens(request) for request in requests]
+        completions: dict[int, Completion] = {}
+        fitting: list[int] = []
+        for i, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
+            error = overflow(len(prompt), request.max_tokens, self.context_size)
+            if error is None:
+                fitting.append(i)
+            else:
+                completions[i] = failed(error, len(prompt))
+        for start in range(0, len(fitting), self.batch_size):
+            chosen = fitting[start : start + self.batch_size]
+            answers = self.complete_batch([requests[i] for i in chosen], [prompts[i] for i in chosen])
+            completions |= zip(chosen, answers, strict=True)
+        return [completions[i] for i in range(len(requests))]
+
+    def prefix(self, prompts: list[list[int]]) -> tuple[list[int], int, Past]:
+        """Process the common beginning of prompts, as far as it is not kept from before.
+
+        Args:
+            prompts: tokens of each.
+
+        Returns:
+            The common beginning, how many of its tokens had been processed before, and their keys and values.
+        """
+        import torch
+
+        from ace.kv_cache import roomy_cache
+
+        # One token at least is left to each prompt: its logits begin the answer.
+        beginning = common([prompt[:-1] for prompt in prompts])
+        lengths = [len(common([kept, beginning])) for kept, _ in self._kept]
+        reused, past = 0, []
+        if any(lengths):
+            best = lengths.index(max(lengths))
+            kept, old = self._kept[best]
+            reused = lengths[best]
+            past = [(keys[:, :, :reused], values[:, :, :reused]) for keys, values in old]
+            if reused == len(kept):  # it is contained in the new one
+                del self._kept[best]
+        if len(beginning) > reused:
+            cache = roomy_cache(past, len(beginning), self._layers, 1)
+            ids = torch.tensor([beginning[reused:]], device=self._model.device)
+            with torch.inference_mode():
+                self._model(input_ids=ids, cache=cache, use_cache=True, logits_to_keep=1)
+            past = [(layer.keys, layer.values) for layer in cast("Any", cache.layers)]
+        if self.reuse and beginning:
+            self._kept = [*self._kept, (beginning, past)][-KEPT:]
+        return beginning, reused, past
+
+    def complete_batch(self, requests: Sequence[Request], prompts: list[list[int]]) -> list[Completion]:
+        """Answer requests as one batch.
+
+        Args:
+            requests: what is asked for.
+            prompts: tokens of each.
+        """
+        import torch
+
+        from ace.kv_cache import roomy_cache
+
+        device = self._model.device
+        beginning, reused, past = self.prefix(prompts)
+        rest = [prompt[len(beginning) :] for prompt in prompts]
+        width = max(map(len, rest))
+        room = len(beginning) + width + max(request.max_tokens for request in requests)
+        cache = roomy_cache(past, room, self._layers, len(rest))
+        # Between the common beginning and what is a prompt's own, shorter ones are padded; nothing looks there.
+        pads = torch.tensor([width - len(ids) for ids in rest], device=device)[:, None]
+        ids = torch.tensor([[0] * (width - len(ids)) + ids for ids in rest], device=device)
+        place = torch.arange(width, device=device)[None]
+        mask = torch.cat(
+            [torch.ones(len(rest), len(beginning), device=device, dtype=torch.long), (place >= pads).long()], 1
+        )
+        positions = (len(beginning) + place - pads).clamp(min=0)
+        answers = [Answer(request, self._tokenizer, self._ends) for request in requests]
+        active = list(range(len(rest)))
+        with torch.inference_mode():
+            while True:
+                logits = self._model(
+                    input_ids=ids, attention_mask=mask, position_ids=positions, cache=cache,
+                    use_cache=True, logits_to_keep=1,
+                ).logits[:, -1]  # fmt: skip
+                chosen = [answers[i].add(row) for i, row in zip(active, logits, strict=True)]
+                going = [place for place, i in enumerate(active) if answers[i].finish_reason is None]
+                if not going:
+                    break
+                if 2 * len(going) <= len(active):  # the others are done: decode a smaller batch
+                    rows = torch.tensor(going, device=device)
+                    cache.batch_select_indices(rows)
+                    mask, positions = mask[rows], positions[rows]
+                    active, chosen = [active[i] for i in going], [chosen[i] for i in going]
+                ids = torch.tensor(chosen, device=device)[:, None]
+                mask = torch.cat([mask, mask.new_ones(len(active), 1)], 1)
+                positions = positions[:, -1:] + 1
+        return [
+            Completion(
+                answer.text, len(prompt), len(answer.ids), answer.finish_reason or "length",
+                cached_tokens=len(beginning) if i else reused,
+            )
+            for i, (answer, prompt) in enumerate(zip(answers, prompts, strict=True))
+        ]  # fmt: skip
+
+
+class Answer:
+    """What is decoded of one request, token by token.
+
+    Args:
+        request: what is asked for.
+        tokenizer: turns tokens into text.
+        ends: tokens that end an answer.
+    """
+
+    def __init__(self, request: Request, tokenizer: Any, ends: set[int]) -> None:
+        import torch
+
+        self.request, self.tokenizer, self.ends = request, tokenizer, ends
+        self.ids: list[int] = []
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self.generator = torch.Generator().manual_seed(request.seed)
+
+    def add(self, logits: Tensor) -> int:
+        """Choose the next token by its logits (V,), and see whether the answer ends."""
+        if self.finish_reason is not None:
+            return self.tokenizer.eos_token_id
+        if self.request.temperature > 0:
+            weights = (logits.float().cpu() / self.request.temperature).softmax(-1)
+            token = int(weights.multinomial(1, generator=self.generator))
+        else:
+            token = int(logits.argmax())
+        if token in self.ends:
+            self.finish_reason = "stop"
+        else:
+            self.ids.append(token)
+            if len(self.ids) == self.request.max_tokens:
+                self.finish_reason = "length"
+        if self.finish_reason is not None or self.request.stop:
+            self.text = self.tokenizer.decode(self.ids, skip_special_tokens=True)
+            places = [place for stop in self.request.stop if (place := self.text.find(stop)) >= 0]
+            if places:
+                self.text, self.finish_reason = self.text[: min(places)], "stop"
+        return token
+
+
+def common(sequences: Sequence[list[int]]) -> list[int]:
+    """Return what sequences have in common at their beginning."""
+    shortest, longest = min(sequences), max(sequences)  # whatever lies between them begins alike too
+    length = next((i for i, token in enumerate(shortest) if token != longest[i]), len(shortest))
+    return shortest[:length]
