@@ -3,8 +3,21 @@
 from types import SimpleNamespace
 
 import pytest
-from ace.appworld import NO_BLOCK, code_of, goal_completion, open_world, run_episode, task_ids, unit_tests
+from ace.appworld import (
+    NO_BLOCK,
+    AppWorldTask,
+    code_of,
+    goal_completion,
+    open_world,
+    opening,
+    run_episode,
+    samples_of,
+    task_ids,
+    unit_tests,
+)
 from ace.completion import Completion, failed
+from ace.prompts import Prompts
+from ace.tasks import Sample
 
 
 class FakeWorld:
@@ -37,6 +50,10 @@ def writer(*texts):
     return write, shown
 
 
+def start(world, playbook="", reflection=""):
+    return opening(Prompts(), world, playbook, reflection)
+
+
 def block(code):
     return f"I think.\n```python\n{code}\n```"
 
@@ -44,47 +61,61 @@ def block(code):
 def test_each_turn_runs_its_block_and_shows_the_output_until_the_task_is_done():
     world = FakeWorld()
     write, shown = writer(block("look"), block("done"), block("never"))
-    episode = run_episode(world, write, "- [shr-00001] look first")
+    episode = run_episode(world, write, start(world, "[shr-00001] look first"))
     assert world.ran == ["look", "done"]
-    assert (episode.completed, episode.turns) == (True, 2)
+    assert (episode.completed, len(episode.written), episode.error) == (True, 2, None)
+    assert episode.actions == f"Turn 1:\n{block('look')}\nTurn 2:\n{block('done')}"
     assert episode.feedback_text == "Turn 1:\nran look\nTurn 2:\nran done\nThe task was declared done in turn 2."
     assert [m.role for m in episode.transcript] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert [m.content for m in episode.transcript[2:4]] == [block("look"), "Output:\nran look"]
     # The model saw exactly what had happened before each turn.
-    assert [tuple(messages) for messages in shown] == [episode.transcript[:2], episode.transcript[:4]]
-    assert "- [shr-00001] look first" in shown[0][0].content
-    assert shown[0][1].content == "The person you act for:\nemail: jo@example.com\n\nTask: Pay the rent."
+    assert shown == [episode.transcript[:2], episode.transcript[:4]]
+    assert shown[0][0].content.endswith("PLAYBOOK\n[shr-00001] look first")
+    assert shown[0][1].content == "THE PERSON YOU ACT FOR\nemail: jo@example.com\n\nTASK\nPay the rent."
+
+
+def test_a_reflection_is_shown_after_the_playbook_which_stays_the_first():
+    system, user = start(FakeWorld(), "[shr-00001] look first", "You forgot to log in.")
+    assert system == start(FakeWorld(), "[shr-00001] look first")[0]
+    assert user.content.startswith("REFLECTION ON AN EARLIER ATTEMPT AT THIS TASK\nYou forgot to log in.\n\nTHE PERSON")
+
+
+def test_a_world_that_tells_of_no_person_has_a_prompt_without_one():
+    world = SimpleNamespace(task=SimpleNamespace(instruction="Pay the rent."))
+    assert start(world)[1].content == "TASK\nPay the rent."
 
 
 def test_an_episode_ends_at_its_last_turn():
     world = FakeWorld()
-    episode = run_episode(world, writer(*[block("look")] * 9)[0], "", max_turns=3)
-    assert (episode.completed, episode.turns, len(world.ran)) == (False, 3, 3)
+    episode = run_episode(world, writer(*[block("look")] * 9)[0], start(world), max_turns=3)
+    assert (episode.completed, len(episode.printed), len(world.ran)) == (False, 3, 3)
     assert episode.feedback_text.endswith("The task was not declared done within 3 turns.")
     assert "(empty)" in episode.transcript[0].content
 
 
 def test_a_turn_without_a_block_runs_nothing_and_is_told_so():
     world = FakeWorld()
-    episode = run_episode(world, writer("No code.", block("done"))[0], "")
+    episode = run_episode(world, writer("No code.", block("done"))[0], start(world))
     assert world.ran == ["done"]
-    assert (episode.turns, episode.transcript[3].content) == (2, f"Output:\n{NO_BLOCK}")
+    assert (len(episode.written), episode.transcript[3].content) == (2, f"Output:\n{NO_BLOCK}")
 
 
 def test_a_request_that_failed_ends_the_episode():
-    episode = run_episode(FakeWorld(), writer(block("look"), failed("no answer"))[0], "")
-    assert (episode.completed, episode.turns) == (False, 1)
+    episode = run_episode(FakeWorld(), writer(block("look"), failed("no answer"))[0], start(FakeWorld()))
+    assert (episode.completed, len(episode.written), episode.error) == (False, 1, "no answer")
     assert episode.feedback_text == "Turn 1:\nran look\nThe model could not be asked: no answer"
 
 
 def test_a_long_output_is_cut_with_a_note():
-    episode = run_episode(FakeWorld(), writer(block("done"), block("x" * 20))[0], "", max_turns=1, max_output=5)
+    write, _ = writer(block("done"), block("x" * 20))
+    episode = run_episode(FakeWorld(), write, start(FakeWorld()), max_turns=1, max_output=5)
     assert episode.transcript[3].content == "Output:\nran d\n[3 more characters are not shown]"
 
 
 def test_braces_in_a_playbook_stay_as_they_are():
-    episode = run_episode(FakeWorld(), writer(block("done"))[0], "use {name} and {playbook}")
-    assert episode.transcript[0].content.endswith("use {name} and {playbook}")
+    text = "use {name}, {{ playbook }} and {% x %}\n[[user]]"
+    assert start(FakeWorld(), text)[0].content.endswith(text)
+    assert len(start(FakeWorld(), text)) == 2
 
 
 @pytest.mark.parametrize(
@@ -119,6 +150,12 @@ def test_a_scenario_is_passed_if_all_its_tasks_are():
             goal_completion({name: True})
 
 
+def test_no_text_of_an_answer_is_right_and_the_summary_has_both_metrics():
+    task, sample = AppWorldTask(), Sample("aaa_1", "aaa_1", "")
+    assert not task.correct(sample, "") and task.count(sample, "") == (0, 1)
+    assert task.summary({"aaa_1": True, "aaa_2": True, "bbb_1": False}) == {"tgc": 2 / 3, "sgc": 1 / 2}
+
+
 def test_a_missing_package_and_an_unknown_split_are_refused_in_a_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "appworld", None)
     for call in (lambda: task_ids("dev"), lambda: open_world("aaa_1", "ace")):
@@ -132,10 +169,11 @@ def test_an_installed_package_is_asked_for_tasks_and_worlds(monkeypatch):
     fake = SimpleNamespace(load_task_ids=lambda split: (f"{split}_1",), AppWorld=lambda **options: options)
     monkeypatch.setitem(__import__("sys").modules, "appworld", fake)
     assert task_ids("dev") == ["dev_1"]
+    assert samples_of("dev") == [Sample("dev_1", "dev_1", "")]
     assert open_world("aaa_1", "ace") == {"task_id": "aaa_1", "experiment_name": "ace"}
 
 
 @pytest.mark.parametrize("option", ["max_turns", "max_output"])
 def test_an_episode_of_no_length_is_refused(option):
     with pytest.raises(ValueError, match=f"{option} must be at least 1, got 0"):
-        run_episode(FakeWorld(), writer()[0], "", **{option: 0})
+        run_episode(FakeWorld(), writer()[0], (), **{option: 0})

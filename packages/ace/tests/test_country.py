@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from ace.country import RELATIONS, SHOTS, CountryDesk, country_facts, country_samples, draw_facts, facts_of, questions
-from ace.tasks import contains
+from ace.country import RELATIONS, SHOTS, country_facts, country_samples, draw_facts, facts_of, questions
+from ace.tasks import Contains, contains
 
 
 def entry(**changes):
@@ -116,8 +116,8 @@ def test_validation_asks_for_the_facts_of_training_in_words_of_its_own():
 
 def test_an_answer_that_contains_the_fact_is_right():
     sample = country_samples(0, 3)[1][2]
-    assert CountryDesk().count(sample, f"They end in {sample.target.upper()}.") == (1, 1)
-    assert not CountryDesk().correct(sample, f"They end in {sample.target}fo.")
+    assert Contains(name="country").count(sample, f"They end in {sample.target.upper()}.") == (1, 1)
+    assert not Contains(name="country").correct(sample, f"They end in {sample.target}fo.")
 
 
 @pytest.mark.parametrize("countries", [0, 10_000])

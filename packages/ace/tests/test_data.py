@@ -2,10 +2,13 @@
 
 import json
 import logging
+import sys
 from types import SimpleNamespace
 
 import pytest
-from ace.country import CountryDesk, country_samples
+import torch
+from ace.appworld import AppWorldTask
+from ace.country import country_samples
 from ace.data import AceData
 from ace.finance import Finer, Formula
 from ace.tasks import Contains, Numeric, Sample
@@ -33,11 +36,11 @@ def flat(batches):
     return [name for batch in batches for name in batch]
 
 
-def on(data, rank, world_size, epoch=0):
-    progress = SimpleNamespace(current=SimpleNamespace(processed=epoch))
-    data.trainer = SimpleNamespace(
-        global_rank=rank, world_size=world_size, fit_loop=SimpleNamespace(epoch_progress=progress)
-    )
+def on(data, rank, world_size, epoch=0, done=0):
+    epochs = SimpleNamespace(current=SimpleNamespace(processed=epoch))
+    batches = SimpleNamespace(current=SimpleNamespace(completed=done))
+    loop = SimpleNamespace(epoch_progress=epochs, epoch_loop=SimpleNamespace(batch_progress=batches))
+    data.trainer = SimpleNamespace(global_rank=rank, world_size=world_size, fit_loop=loop)
     return data
 
 
@@ -47,7 +50,7 @@ def test_the_default_is_the_country_desk_of_the_seed():
     train, test = country_samples(5, 12)
     assert (data.samples("train"), data.samples("test")) == (train, test)
     assert [s.facts for s in data.samples("val")] == [s.facts for s in train]
-    assert data.task == CountryDesk()
+    assert data.task == Contains(name="country")
     assert sorted(flat(ids(data.train_dataloader()))) == sorted(s.id for s in train)
 
 
@@ -64,6 +67,17 @@ def test_two_processes_score_each_of_7_samples_once_between_them(tmp_path):
     root = folder(tmp_path, train=rows("a", 3), val=rows("b", 3), test=rows("c", 7))
     shares = [flat(ids(on(own(root, eval_batch_size=2), rank, 2).test_dataloader())) for rank in (0, 1)]
     assert sorted(sum(shares, [])) == [f"test-{i}" for i in range(1, 8)]
+
+
+def test_a_resumed_epoch_leaves_out_what_was_done_and_the_next_one_is_whole(tmp_path):
+    def loader(done):
+        return on(AceData(countries=7, batch_size=2, seed=3), 0, 1, done=done).train_dataloader()
+
+    whole, resumed = ids(loader(0)), loader(3)
+    assert len(whole) == 4
+    assert ids(resumed) == whole[3:]
+    assert ids(resumed) == whole
+    assert ids(loader(4)) == whole  # an epoch that was ended
 
 
 def test_the_order_of_training_is_a_function_of_seed_and_epoch(tmp_path):
@@ -165,6 +179,41 @@ def test_files_of_the_paper_are_found_by_their_released_names_and_may_overlap_wi
     assert (finer.samples("test")[0].target, finer.task) == ("A,B", Finer())
 
 
+def test_tasks_of_appworld_are_named_by_their_ids_and_need_no_files(monkeypatch):
+    fake = SimpleNamespace(load_task_ids=lambda split: [f"{split}_1", f"{split}_2"])
+    monkeypatch.setitem(sys.modules, "appworld", fake)
+    data = AceData("appworld", appworld_test="test_challenge", train_size=1)
+    data.setup("fit")
+    assert data.task == AppWorldTask()
+    found = {part: [sample.id for sample in data.samples(part)] for part in ("train", "val", "test")}
+    assert found == {
+        "train": ["train_1"],
+        "val": ["dev_1", "dev_2"],
+        "test": ["test_challenge_1", "test_challenge_2"],
+    }
+    assert data.samples("val")[0] == Sample("dev_1", "dev_1", "")
+    assert AceData("appworld").samples("test")[0].id == "test_normal_1"
+
+
+def test_appworld_without_its_package_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "appworld", None)
+    with pytest.raises(ImportError, match="AppWorld needs its package and data: `pip install appworld`"):
+        AceData("appworld").setup("fit")
+
+
+def test_training_does_not_begin_without_the_samples_to_test_on(tmp_path):
+    root = folder(tmp_path, train=rows("a", 3), val=rows("b", 1))
+    with pytest.raises(FileNotFoundError, match=r"there is no data file .*test\.jsonl"):
+        own(root).setup("fit")
+    own(root, test_on="val").setup("fit")
+    own(root).setup("validate")
+
+
+def test_a_batch_is_the_samples_themselves_on_any_device(tmp_path):
+    batch = own(folder(tmp_path, test=rows("c", 2))).samples("test")
+    assert AceData().transfer_batch_to_device(batch, torch.device("meta"), 0) is batch
+
+
 def test_files_can_have_any_name_and_fields_and_the_metric_is_the_users(tmp_path):
     root = folder(tmp_path, mine=[{"q": "1 + 1?", "a": "2"}])
     data = own(root, test_file="mine.jsonl", fields={"question": "q", "target": "a"}, metric="numeric", tolerance=0.5)
@@ -190,10 +239,11 @@ def test_a_missing_file_is_named_when_it_is_needed(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "trivia"}, "name must be one of country, finer, formula, jsonl, got 'trivia'"),
+        ({"name": "trivia"}, "name must be one of country, finer, formula, appworld, jsonl, got 'trivia'"),
         ({"name": "jsonl"}, "root must be the folder of the files of jsonl, got None"),
         ({"protocol": "both"}, "protocol must be one of offline, online, got 'both'"),
         ({"test_on": "train"}, "test_on must be one of test, val, got 'train'"),
+        ({"appworld_test": "dev"}, "appworld_test must be one of test_normal, test_challenge, got 'dev'"),
         ({"countries": 0}, "countries must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"eval_batch_size": -1}, "eval_batch_size must be at least 1, got -1"),

@@ -13,8 +13,9 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from ace.completion import BackendError, Completion, Message, Request
-from ace.http_backend import OpenAIBackend, approximate_tokens, is_loopback, retry_after, wait_seconds
+from ace.completion import BackendError, Completion, Message, Request, approximate_tokens
+from ace.http_backend import OpenAIBackend
+from ace.transport import is_loopback, retry_after, wait_seconds
 
 from .openai_server import OpenAIServer, Reply, completion
 

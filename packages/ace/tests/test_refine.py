@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 from ace.playbook import Bullet, Playbook, PlaybookError, Section, number, render
-from ace.refine import Merged, deduplicate, prune, sentence_embedder, similar_groups, ngram_embedder
+from ace.refine import Merged, deduplicate, ngram_embedder, prune, sentence_embedder, similar_groups
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp

@@ -134,6 +134,7 @@ class PaperCLI(LightningCLI):
     data_type: ClassVar[type[LightningDataModule]]
     monitor: ClassVar[str | None] = None  # the validation metric that chooses best.ckpt
     monitor_mode: ClassVar[str] = "max"
+    worth_keeping: ClassVar[tuple[str, ...]] = ("*.ckpt",)  # files that make an unfinished run worth resuming
 
     def __init__(
         self, args: Sequence[str], *, run: Path | None = None, parse_only: bool = False, quiet: bool = False
@@ -405,7 +406,7 @@ class PaperCLI(LightningCLI):
     def run_folder(self) -> Iterator[None]:
         """Make the run folder (or take the resumed run's) and write the settings into it.
 
-        A new folder is removed again if the run fails before its first checkpoint.
+        A new folder is removed again if the run fails before it has anything `worth_keeping`.
         """
         given, seed = self.config.run_dir, self.config.seed_everything
         if _is_child():
@@ -427,7 +428,8 @@ class PaperCLI(LightningCLI):
                     file.write(self.parser.dump(self.config, skip_none=False, format="yaml").encode())
                 yield
             except BaseException:
-                if self.resumed_run is None and not any(self.run_dir.rglob("*.ckpt")):
+                kept = (file for pattern in self.worth_keeping for file in self.run_dir.rglob(pattern))
+                if self.resumed_run is None and not any(kept):
                     shutil.rmtree(self.run_dir, ignore_errors=True)
                 elif not self.quiet:
                     log.warning("unfinished; go on with: train --resume %s", self.run_dir)

@@ -17,7 +17,7 @@ from ace.operations import Operation, apply
 from ace.playbook import APPWORLD_SECTIONS, FINANCE_SECTIONS, Playbook
 from ace.refine import Embedder, deduplicate, ngram_embedder, prune
 from ace.reflection import Outcome, check_feedback, judge, reflect
-from ace.roles import Attempt, Case, Roles, is_right
+from ace.roles import Attempt, Roles, is_right
 from ace.tasks import Feedback, Sample
 
 Refinement = Literal["never", "lazy", "proactive"]
@@ -147,16 +147,20 @@ class ACE(Learner):
         """Count the tokens of a playbook as the Generator sees it."""
         return self.roles.chat.recorder.count_tokens(self.roles.render(playbook))
 
-    def contexts(self, samples: Sequence[Sample]) -> list[str]:
+    def shown(self, samples: Sequence[Sample]) -> list[Playbook]:
         """Return the playbook for each sample: whole, or what is retrieved for its question."""
         if self.retrieve is None or len(self.playbook) <= self.retrieve:
-            return [self.text()] * len(samples)
+            return [self.playbook] * len(samples)
         bullets = self.playbook.bullets
         embedded = self.embed([*(bullet.content for bullet in bullets), *(sample.question for sample in samples)])
         scores = embedded[len(bullets) :] @ embedded[: len(bullets)].T
         nearest = (-scores).argsort(axis=1, kind="stable")[:, : self.retrieve]
         chosen = [{bullets[i].id: bullets[i] for i in sorted(row)} for row in nearest]
-        return [self.roles.render(self.playbook.with_bullets(some)) for some in chosen]
+        return [self.playbook.with_bullets(some) for some in chosen]
+
+    def contexts(self, samples: Sequence[Sample]) -> list[str]:
+        """Return the playbook for each sample as the Generator sees it."""
+        return [self.roles.render(playbook) for playbook in self.shown(samples)]
 
     def answer(self, samples: Sequence[Sample], *, step: int) -> list[Attempt]:
         """Answer samples with the playbook as it is."""
@@ -165,13 +169,17 @@ class ACE(Learner):
     def learn(self, samples: Sequence[Sample], *, step: int, steps: int) -> StepReport:
         """Make one training step (Sec. 3): the deltas of several samples are made side by side and merged."""
         report = StepReport([sample.id for sample in samples])
-        contexts = self.contexts(samples)
-        cases = self._judge(samples, self.roles.answer(samples, contexts, step=step))
-        report.before = self._right(samples, [case.attempt for case in cases])
+        shown = self.shown(samples)
+        contexts = [self.roles.render(playbook) for playbook in shown]
+        attempts = self.roles.answer(samples, contexts, step=step)
+        cases = [
+            case
+            for sample, attempt, playbook in zip(samples, attempts, shown, strict=True)
+            for case in judge(self.roles, [sample], [attempt], self.feedback, playbook)
+        ]
+        report.before = self._right(samples, attempts)
         if self.reflector:
-            outcomes = reflect(
-                self.roles, cases, contexts, kind=self.feedback, playbook=self.playbook, rounds=self.rounds, step=step
-            )
+            outcomes = reflect(self.roles, cases, contexts, kind=self.feedback, rounds=self.rounds, step=step)
         else:
             outcomes = [Outcome(case, self.roles.without_reflector(case)) for case in cases]
         report.rounds = [outcome.rounds for outcome in outcomes]
@@ -179,7 +187,7 @@ class ACE(Learner):
             self.playbook = self.playbook.tagged(tags)
         if step % self.curator_frequency == 0:
             self.curate(outcomes, report, step, steps)
-            self.refine(report, step)
+        self.refine(report, step)
         if self.look_after:
             report.after = self._right(samples, self.roles.answer(samples, self.contexts(samples), step=step))
         return report
@@ -218,16 +226,19 @@ class ACE(Learner):
     def refine(self, report: StepReport, step: int) -> None:
         """Merge similar bullets, and prune what is over the budget (Sec. 3.2, grow and refine).
 
+        The budget holds after every step: counters make a playbook longer too.
+
         Args:
             report: is filled in.
             step: of training.
         """
         long = self.tokens(self.playbook) > self.budget
-        if self.refinement == "proactive" or (self.refinement == "lazy" and long):
+        curated = step % self.curator_frequency == 0
+        if (self.refinement == "proactive" and curated) or (self.refinement == "lazy" and long):
             combine = (lambda contents: self.roles.combine(contents, step=step)) if self.rewrite_merged else None
             self.playbook, merged = deduplicate(self.playbook, self.embed, self.similarity, combine)
             report.merged = [[bullet.id for bullet in group.group] for group in merged]
-        if long:
+        if long or report.merged:  # what the model writes in place of several bullets can be longer than they were
             self.playbook, dropped = prune(self.playbook, self.budget, self.tokens)
             report.dropped = [bullet.id for bullet in dropped]
 
@@ -239,9 +250,6 @@ class ACE(Learner):
         """Take both over."""
         self.playbook = Playbook.from_json(state["playbook"])
         self.learned = [tuple(facts) for facts in state["learned"]]
-
-    def _judge(self, samples: Sequence[Sample], attempts: Sequence[Attempt]) -> list[Case]:
-        return judge(self.roles, samples, attempts, self.feedback, self.playbook)
 
     def _right(self, samples: Sequence[Sample], attempts: Sequence[Attempt]) -> list[bool]:
         """Say which attempts are right, for the log alone: the roles may not be told."""

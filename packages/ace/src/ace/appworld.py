@@ -1,20 +1,23 @@
 """AppWorld, the paper's agent benchmark: a ReAct episode in its sandbox, and its two metrics (section 5).
 
 The package `appworld` and its data, which it downloads itself, are the user's to install; anything with the methods of
-`World` will do. The code that a model writes runs in AppWorld's own sandbox and nowhere else.
+`World` will do. The code that a model writes runs in AppWorld's own sandbox and nowhere else. A sample is the id of a
+task: what the task says is known once its world is open. `ace.appworld_roles` has the roles for such samples.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, Protocol, cast, get_args
 
 from ace.completion import Completion, Message
+from ace.prompts import Prompts
+from ace.tasks import Sample
 
 Split = Literal["train", "dev", "test_normal", "test_challenge"]
 
@@ -22,19 +25,6 @@ Split = Literal["train", "dev", "test_normal", "test_challenge"]
 BLOCK = re.compile(r"```(?:python|py)\s*\n(.*?)(?:```|\Z)", re.DOTALL)
 PERSON = ("first_name", "last_name", "email", "phone_number")  # what a task tells of its `supervisor`
 NO_BLOCK = "There was no ```python block to run. Write one."
-SYSTEM = """\
-You carry out tasks for a person by writing Python code for the environment AppWorld, step by step.
-In each turn write what you want to find out or do, then exactly one ```python block. It is run, and you see what it
-printed. Variables persist between turns.
-Apps are reached through `apis.<app>.<api>(...)`. To look things up:
-- apps: `print(apis.api_docs.show_app_descriptions())`
-- the APIs of an app: `print(apis.api_docs.show_api_descriptions(app_name='...'))`
-- an API: `print(apis.api_docs.show_api_doc(app_name='...', api_name='...'))`
-- passwords: `print(apis.supervisor.show_account_passwords())`
-When everything is done call `apis.supervisor.complete_task()`, with `answer=...` if the task asks for an answer.
-
-Playbook of lessons from earlier tasks:
-{playbook}"""
 
 
 class World(Protocol):
@@ -62,14 +52,64 @@ class Episode:
     Attributes:
         transcript: the conversation, with the playbook in its first message.
         completed: whether the agent declared the task done; whether it was right, `unit_tests` says.
-        turns: how many times the model wrote.
-        feedback_text: what the environment printed in each turn and how the episode ended; nothing of the unit tests.
+        written: the model's turns.
+        printed: what the environment printed after each.
+        ending: how the episode ended, in a sentence; nothing of the unit tests.
+        error: why the model could not be asked, if that ended it.
     """
 
     transcript: tuple[Message, ...]
     completed: bool
-    turns: int
-    feedback_text: str
+    written: tuple[str, ...]
+    printed: tuple[str, ...]
+    ending: str
+    error: str | None = None
+
+    @property
+    def actions(self) -> str:
+        """What the model wrote, turn by turn."""
+        return by_turns(self.written)
+
+    @property
+    def feedback_text(self) -> str:
+        """What the environment printed, turn by turn, and how the episode ended."""
+        return "\n".join([by_turns(self.printed), self.ending]).lstrip()
+
+
+@dataclass(frozen=True)
+class AppWorldTask:
+    """Tasks of AppWorld: its unit tests say what is right (`Attempt.passed`), no text of an answer can."""
+
+    name: str = "appworld"
+    instruction: str = ""  # the template of the agent has it
+
+    def count(self, sample: Sample, answer: str) -> tuple[int, int]:
+        """Count none of one: nothing is right without the unit tests."""
+        return 0, 1
+
+    def correct(self, sample: Sample, answer: str) -> bool:
+        """Call no text right."""
+        return False
+
+    def summary(self, right: Mapping[str, bool]) -> dict[str, float]:
+        """Return the task and the scenario goal completion, TGC and SGC (see `goal_completion`)."""
+        tgc, sgc = goal_completion(right)
+        return {"tgc": tgc, "sgc": sgc}
+
+
+def by_turns(texts: Sequence[str]) -> str:
+    """Number the texts of an episode's turns from 1, and join them."""
+    return "\n".join(f"Turn {turn}:\n{text}" for turn, text in enumerate(texts, start=1))
+
+
+def samples_of(split: Split) -> list[Sample]:
+    """Return the tasks of a split as samples: their id is also their question, and they have no target.
+
+    Raises:
+        ImportError: if the package is not installed.
+        ValueError: if the split is unknown.
+    """
+    return [Sample(name, name, "") for name in task_ids(split)]
 
 
 def _appworld() -> Any:
@@ -115,21 +155,26 @@ def code_of(text: str) -> str | None:
     return found[1].strip() if found and found[1].strip() else None
 
 
-def opening(world: World, playbook_text: str) -> list[Message]:
-    """Return the messages that an episode starts with: how to act, with the playbook, and the task."""
+def opening(prompts: Prompts, world: World, playbook: str, reflection: str = "") -> tuple[Message, ...]:
+    """Return the messages that an episode starts with, from the template `appworld_agent`.
+
+    Args:
+        prompts: templates.
+        world: of the task; what it tells of the person goes into the prompt.
+        playbook: as text.
+        reflection: on an earlier attempt; empty if there was none.
+    """
     supervisor = getattr(world.task, "supervisor", None)
-    known = [f"{key}: {getattr(supervisor, key)}" for key in PERSON if hasattr(supervisor, key)]
-    person = "The person you act for:\n" + "\n".join(known) + "\n\n" if known else ""
-    return [
-        Message("system", SYSTEM.replace("{playbook}", playbook_text or "(empty)")),
-        Message("user", f"{person}Task: {world.task.instruction}"),
-    ]
+    person = {key: getattr(supervisor, key) for key in PERSON if hasattr(supervisor, key)}
+    return prompts.fill(
+        "appworld_agent", playbook=playbook, reflection=reflection, person=person, task=world.task.instruction
+    )
 
 
 def run_episode(
     world: World,
-    write: Callable[[list[Message]], Completion],
-    playbook_text: str,
+    write: Callable[[Sequence[Message]], Completion],
+    start: Sequence[Message],
     max_turns: int = 50,
     max_output: int = 20_000,
 ) -> Episode:
@@ -140,7 +185,7 @@ def run_episode(
     Args:
         world: of the task.
         write: the model: writes the next turn of a conversation.
-        playbook_text: the lessons, as they go into the prompt.
+        start: the conversation's first messages, see `opening`.
         max_turns: most turns of the model, >= 1.
         max_output: characters of an output that are shown; a longer one is cut, with a note.
 
@@ -153,25 +198,27 @@ def run_episode(
     for option, value in (("max_turns", max_turns), ("max_output", max_output)):
         if value < 1:
             raise ValueError(f"{option} must be at least 1, got {value}")
-    messages = opening(world, playbook_text)
+    messages = list(start)
+    written: list[str] = []
     printed: list[str] = []
-    ending, completed, turns = f"The task was not declared done within {max_turns} turns.", False, 0
-    while turns < max_turns and not completed:
-        completion = write(list(messages))
+    ending, error, completed = f"The task was not declared done within {max_turns} turns.", None, False
+    while len(written) < max_turns and not completed:
+        completion = write(tuple(messages))
         if completion.finish_reason == "error":
-            ending = f"The model could not be asked: {completion.error}"
+            error = completion.error or "the request failed"
+            ending = f"The model could not be asked: {error}"
             break
-        turns += 1
         code = code_of(completion.text)
         output = NO_BLOCK if code is None else world.execute(code)
         if len(output) > max_output:
             output = f"{output[:max_output]}\n[{len(output) - max_output} more characters are not shown]"
         messages += [Message("assistant", completion.text), Message("user", f"Output:\n{output}")]
-        printed.append(f"Turn {turns}:\n{output}")
+        written.append(completion.text)
+        printed.append(output)
         completed = world.task_completed()
     if completed:
-        ending = f"The task was declared done in turn {turns}."
-    return Episode(tuple(messages), completed, turns, "\n".join([*printed, ending]))
+        ending = f"The task was declared done in turn {len(written)}."
+    return Episode(tuple(messages), completed, tuple(written), tuple(printed), ending, error)
 
 
 def unit_tests(world: World) -> tuple[bool, str]:

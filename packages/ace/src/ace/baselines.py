@@ -13,12 +13,9 @@ from dataclasses import asdict
 from typing import Any
 
 from ace.adaptation import Learner, StepReport
-from ace.playbook import Playbook
-from ace.reflection import Outcome, check_feedback, judge, reflect
+from ace.reflection import NOTHING, Outcome, check_feedback, judge, reflect
 from ace.roles import Attempt, Roles, is_right
 from ace.tasks import Feedback, Sample
-
-NOTHING = Playbook.empty(())
 
 
 class NoContext(Learner):
@@ -106,7 +103,7 @@ class Rewrite(NoContext):
     Args:
         roles: which write the cheatsheet too.
         feedback: what is told of an attempt.
-        budget: most tokens of a cheatsheet.
+        budget: most tokens of a cheatsheet; the old one is kept where the new one is longer.
         reflector: reflect first; the model sees the attempt and its feedback alone otherwise, as in Dynamic Cheatsheet.
         rounds: R, most reflections on a sample.
 
@@ -143,7 +140,6 @@ class Rewrite(NoContext):
                     [case],
                     [self.sheet],
                     kind=self.feedback,
-                    playbook=NOTHING,
                     rounds=self.rounds,
                     step=step,
                 )
@@ -161,7 +157,10 @@ class Rewrite(NoContext):
             if taught and sample.facts and sample.facts not in self.learned:
                 self.learned.append(sample.facts)
             sheet = self.roles.rewrite(self.sheet, outcome.case, outcome.reflection, budget=self.budget, step=step)
-            self.sheet = self.sheet if sheet is None else sheet
+            if sheet is not None and self.roles.chat.recorder.count_tokens(sheet) > self.budget:
+                report.refused.append(f"{sample.id}: the new cheatsheet is longer than the budget")
+            elif sheet is not None:
+                self.sheet = sheet
         return report
 
     def state(self) -> dict[str, Any]:
@@ -208,7 +207,7 @@ class FullHistory(NoContext):
             self.history.append(self.roles.without_reflector(case).text)
             if case.sample.facts and case.sample.facts not in self.learned:
                 self.learned.append(case.sample.facts)
-        while len(self.history) > 1 and self.roles.chat.recorder.count_tokens(self.text()) > self.budget:
+        while self.history and self.roles.chat.recorder.count_tokens(self.text()) > self.budget:
             del self.history[0]
         return report
 

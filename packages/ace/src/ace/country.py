@@ -166,19 +166,3 @@ def country_samples(seed: int, countries: int = 30) -> tuple[list[Sample], list[
     """
     facts = draw_facts(seed, countries)
     return questions(facts, "train"), questions(facts, "test")
-
-
-@dataclass(frozen=True)
-class CountryDesk:
-    """An answer is right if it contains the fact as whole words (see `tasks.contains`)."""
-
-    name: str = "country"
-    instruction: str = "Answer in one short sentence."
-
-    def count(self, sample: Sample, answer: str) -> tuple[int, int]:
-        """Count one for an answer that contains the fact."""
-        return int(self.correct(sample, answer)), 1
-
-    def correct(self, sample: Sample, answer: str) -> bool:
-        """Look for the fact in an answer."""
-        return contains(answer, sample.target)

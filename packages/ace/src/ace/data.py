@@ -6,28 +6,32 @@ A batch is a list of `tasks.Sample`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import torch
 from lightning.pytorch import LightningDataModule
 from shared.seeding import EvalBatchSampler, TrainSampler, coming_epoch, generator
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
-from ace.country import CountryDesk, Part, draw_facts, questions
+from ace.appworld import AppWorldTask, Split, samples_of
+from ace.country import Part, draw_facts, questions
 from ace.finance import RELEASED, FinanceName, Finer, Formula, read_finance
 from ace.jsonl import read_jsonl
-from ace.tasks import Metric, Numeric, Sample, Task, build_task, parse_number
+from ace.tasks import Contains, Metric, Numeric, Sample, Task, build_task, parse_number
 
 log = logging.getLogger(__name__)
 
-Name = Literal["country", "finer", "formula", "jsonl"]
+Name = Literal["country", "finer", "formula", "appworld", "jsonl"]
+AppWorldTest = Literal["test_normal", "test_challenge"]
 Protocol = Literal["offline", "online"]
 TestOn = Literal["test", "val"]
 
 LEARNT_FROM: tuple[Part, ...] = ("train", "val")
+FILELESS = ("country", "appworld")
 
 
 def as_is(samples: list[Sample]) -> list[Sample]:
@@ -50,15 +54,40 @@ def task_of(name: Name, metric: Metric = "exact", tolerance: float = 0.0) -> Tas
         return build_task(metric, tolerance)
     if name == "formula":
         return Formula(tolerance)
-    return Finer() if name == "finer" else CountryDesk()
+    if name == "appworld":
+        return AppWorldTask()
+    return Finer() if name == "finer" else Contains(name="country")
+
+
+class Remaining(Sampler[list[int]]):
+    """Batches without those that were done before a run was interrupted; whole from the second epoch on.
+
+    Lightning goes on with a resumed epoch's number of batches, but from the beginning of its order.
+
+    Args:
+        batches: of an epoch.
+        done: how many the first epoch leaves out.
+    """
+
+    def __init__(self, batches: BatchSampler, done: int) -> None:
+        self.batches, self.done = batches, done
+        self.sampler = batches.sampler  # Lightning tells it the epoch
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        done, self.done = self.done, 0
+        return islice(iter(self.batches), done, None)
 
 
 class AceData(LightningDataModule):
     """Questions for training, validation and test.
 
     Args:
-        name: `country`, the embedded default; `finer` or `formula` of the paper; or `jsonl`, files of yours.
-        root: folder of the files; `country` needs none.
+        name: `country`, the embedded default; `finer`, `formula` or `appworld` of the paper; or `jsonl`, files of
+            yours.
+        root: folder of the files; `country` and `appworld` need none.
         train_file: name of the training file in root; None for the release's name of it, or train.jsonl.
         val_file: likewise to validate on. Where there is none, a part of the training samples is held out.
         test_file: likewise to test on.
@@ -66,6 +95,7 @@ class AceData(LightningDataModule):
         metric: of `jsonl`: whether an answer must be the target (`exact`), contain it, or be its number (`numeric`).
         tolerance: of `formula` and `numeric`: largest difference that is right.
         countries: of `country`: how many facts.
+        appworld_test: of `appworld`: the split to test on, `test_normal` or `test_challenge`. It is validated on `dev`.
         batch_size: samples of a training batch, which one delta is made from.
         eval_batch_size: samples that are answered together in validation and test.
         window: of the online protocol: samples that are answered before the playbook learns from them; 1 in the paper,
@@ -95,6 +125,7 @@ class AceData(LightningDataModule):
         metric: Metric = "exact",
         tolerance: float = 0.0,
         countries: int = 30,
+        appworld_test: AppWorldTest = "test_normal",
         batch_size: int = 1,
         eval_batch_size: int = 32,
         window: int = 1,
@@ -111,6 +142,7 @@ class AceData(LightningDataModule):
             ("name", name, Name),
             ("protocol", protocol, Protocol),
             ("test_on", test_on, TestOn),
+            ("appworld_test", appworld_test, AppWorldTest),
         ):
             if choice not in get_args(choices):
                 raise ValueError(f"{option} must be one of {', '.join(get_args(choices))}, got {choice!r}")
@@ -127,7 +159,7 @@ class AceData(LightningDataModule):
                 raise ValueError(f"{option} must be at least 1, got {value}")
         if not 0 < val_fraction < 1:
             raise ValueError(f"val_fraction must lie in (0, 1), got {val_fraction}")
-        if name != "country" and root is None:
+        if name not in FILELESS and root is None:
             raise ValueError(f"root must be the folder of the files of {name}, got None")
         self.dataset, self.protocol, self.test_on, self.seed = name, protocol, test_on, seed
         self.root = None if root is None else Path(root).expanduser()
@@ -135,16 +167,17 @@ class AceData(LightningDataModule):
         self.sizes: dict[Part, int | None] = {"train": train_size, "val": val_size, "test": test_size}
         self.fields, self.countries, self.val_fraction = fields, countries, val_fraction
         self.batch_size, self.eval_batch_size, self.window = batch_size, eval_batch_size, window
+        self.splits: dict[Part, Split] = {"train": "train", "val": "dev", "test": appworld_test}
         self.task = task_of(name, metric, tolerance)
         self._contents: dict[Part, list[Sample]] = {}  # of the files
         self._parts: dict[Part, list[Sample]] = {}
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the samples that a stage needs."""
-        if stage is None:
-            needed: tuple[Part, ...] = (*LEARNT_FROM, "test")
+        """Read the samples that a stage needs; those to test on before training too, which costs calls of a model."""
+        if stage in (None, "fit"):
+            needed: tuple[Part, ...] = tuple(dict.fromkeys((*LEARNT_FROM, self.test_on if stage else "test")))
         else:
-            needed = LEARNT_FROM if stage in ("fit", "validate") else (self.test_on,)
+            needed = LEARNT_FROM if stage == "validate" else (self.test_on,)
         for part in needed:
             log.info("%s: %d samples to %s", self.dataset, len(self.samples(part)), part)
 
@@ -170,6 +203,8 @@ class AceData(LightningDataModule):
     def _whole(self, part: Part) -> list[Sample]:
         if self.dataset == "country":
             return questions(draw_facts(self.seed, self.countries), part)
+        if self.dataset == "appworld":
+            return samples_of(self.splits[part])
         self._check_leakage()
         if part == "test":
             return self._read(part)
@@ -239,7 +274,10 @@ class AceData(LightningDataModule):
         rank, world_size = self._shard
         samples, epoch = self.samples("train"), coming_epoch(self.trainer)
         order = TrainSampler(len(samples), self.seed, rank=rank, world_size=world_size, epoch=epoch)
-        return self._loader(samples, batch_size=self.batch_size, sampler=order)
+        batches = BatchSampler(order, self.batch_size, drop_last=False)
+        progress = None if self.trainer is None else self.trainer.fit_loop.epoch_loop.batch_progress
+        done = 0 if progress is None else progress.current.completed % len(batches)
+        return self._loader(samples, batch_sampler=Remaining(batches, done))
 
     def val_dataloader(self) -> DataLoader[Sample]:
         """Return the samples to validate on, each once over all processes."""
@@ -261,6 +299,10 @@ class AceData(LightningDataModule):
         order = torch.randperm(len(samples), generator=generator(self.seed, "online")).tolist()
         windows = [order[start : start + self.window] for start in range(0, len(order), self.window)]
         return self._loader(samples, batch_sampler=windows)
+
+    def transfer_batch_to_device(self, batch: list[Sample], device: torch.device, dataloader_idx: int) -> list[Sample]:
+        """Return a batch as it is: it is text, and a sample is frozen."""
+        return batch
 
     def _evaluation_loader(self, samples: Sequence[Sample]) -> DataLoader[Sample]:
         rank, world_size = self._shard

@@ -7,21 +7,17 @@ a bounded number of times; what no request can mend ends the run with one senten
 from __future__ import annotations
 
 import base64
-import ipaddress
 import json
 import logging
-import math
 import os
-import queue
 import random
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from email.utils import parsedate_to_datetime
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
 import httpx
@@ -35,12 +31,12 @@ from tenacity import (
     stop_when_event_set,
 )
 
-from ace.completion import Backend, BackendError, Completion, Request, failed, overflow
+from ace.completion import Backend, BackendError, Completion, Request, approximate_tokens, failed, overflow
+from ace.transport import in_threads, is_loopback, message_of, read_completion, retry_after, wait_seconds
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-LONGEST_WAIT = 30.0  # seconds between two attempts, whatever the server asks for
 LONGEST_CONNECT = 10.0  # seconds
 BUSY = (408, 409, 429)
 CHECK = {
@@ -53,8 +49,6 @@ OPTIONAL = ("seed", "response_format")  # fields that a server may lack
 MESSAGE_TOKENS = 4  # of a chat template around each message, about
 
 log = logging.getLogger(__name__)
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class _Attempt(Exception):
@@ -64,141 +58,6 @@ class _Attempt(Exception):
         super().__init__(sentence)
         self.wait = wait
         self.unreachable = unreachable
-
-
-def approximate_tokens(text: str) -> int:
-    """Estimate the tokens of a text: one for four bytes of UTF-8, within some 20 % for English prose."""
-    return math.ceil(len(text.encode("utf-8", "surrogatepass")) / 4)
-
-
-def wait_seconds(attempt: int, backoff: float, jitter: float, asked: float | None = None) -> float:
-    """Return the seconds to wait after an attempt.
-
-    Args:
-        attempt: its number, from 1.
-        backoff: seconds after the first attempt; doubled after each further one.
-        jitter: in [0, 1]; lengthens the wait by up to a half, so that concurrent requests do not return together.
-        asked: what the server asked for in `Retry-After`, which goes before.
-    """
-    wait = backoff * 2 ** (attempt - 1) * (1 + jitter / 2) if asked is None else asked
-    return min(wait, LONGEST_WAIT)
-
-
-def retry_after(header: str | None, now: float) -> float | None:
-    """Read the header `Retry-After`: seconds, or a date; None if it is neither.
-
-    Args:
-        header: its value.
-        now: seconds since the epoch.
-    """
-    if header is None:
-        return None
-    try:
-        seconds = float(header)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(header).timestamp() - now
-        except ValueError:
-            return None
-    return max(seconds, 0.0) if math.isfinite(seconds) else None
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether a host is this machine itself, so that no proxy can reach it."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-    return address.is_loopback or address.is_unspecified
-
-
-def in_threads(
-    function: Callable[[Item], Result], items: Sequence[Item], workers: int, ended: threading.Event
-) -> list[Result]:
-    """Apply a function in several threads and return the results in the order of the items.
-
-    The first exception is raised at once and nothing more is started; `ended` is set then, and at the end. The
-    threads are daemons: those of
-    `concurrent.futures` would keep an interrupted program alive until the last server has answered.
-    """
-    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[int, Result | None, BaseException | None]] = queue.SimpleQueue()
-
-    def work() -> None:
-        while not ended.is_set():
-            try:
-                number = todo.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                done.put((number, function(items[number]), None))
-            except BaseException as error:
-                done.put((number, None, error))
-
-    for number in range(len(items)):
-        todo.put(number)
-    for _ in range(min(workers, len(items))):
-        threading.Thread(target=work, daemon=True).start()
-    results: dict[int, Any] = {}
-    try:
-        while len(results) < len(items):
-            number, result, error = done.get()
-            if error is not None:
-                raise error
-            results[number] = result
-    finally:
-        ended.set()
-    return [results[number] for number in range(len(items))]
-
-
-def read_completion(payload: Any, prompt_tokens: int, count: Callable[[str], int]) -> Completion:
-    """Turn the body of an answer to `chat/completions` into a completion.
-
-    Args:
-        payload: the parsed JSON.
-        prompt_tokens: an estimate, for a server that does not say.
-        count: counts the tokens of the answer, for such a server.
-    """
-    if not isinstance(payload, dict):
-        return failed(f"the server's answer is not an object but {type(payload).__name__}", prompt_tokens)
-    choices = payload.get("choices")
-    if not isinstance(choices, list) or not choices:
-        detail = f": {_message(payload)}" if "error" in payload else ""
-        return failed(f"the server's answer has no choices{detail}", prompt_tokens)
-    choice = choices[0] if isinstance(choices[0], dict) else {}
-    message = choice.get("message")
-    text = message.get("content") if isinstance(message, dict) else None
-    usage = payload.get("usage")
-    cached = _count(usage.get("prompt_tokens_details") if isinstance(usage, dict) else None, "cached_tokens", None)
-    if cached is None:
-        cached = _count(usage, "prompt_cache_hit_tokens", 0)  # DeepSeek's name for it
-    written = _count(usage, "completion_tokens", None)
-    prompt_tokens = _count(usage, "prompt_tokens", prompt_tokens)
-    if not isinstance(text, str):
-        reason = str(choice.get("finish_reason"))[:50]
-        return failed(f"the server's answer has no text (finish_reason is {reason})", prompt_tokens)
-    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # half a surrogate pair fits in no file
-    return Completion(
-        text,
-        prompt_tokens,
-        written if written is not None else count(text),
-        "length" if choice.get("finish_reason") == "length" else "stop",
-        min(cached, prompt_tokens),
-    )
-
-
-def _count(fields: Any, name: str, default: Any) -> Any:
-    """Return a number of tokens if it is there and sound."""
-    value = fields.get(name) if isinstance(fields, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default
-
-
-def _message(payload: Any) -> str:
-    """Find what a server says about an error, in the forms that servers use."""
-    error = payload.get("error") or payload if isinstance(payload, dict) else payload
-    if isinstance(error, dict) and (said := error.get("message") or error.get("detail")):
-        error = f"{said} ({error['param']})" if error.get("param") else said
-    return " ".join(str(error).split())
 
 
 def _named(message: str, sent: Collection[str]) -> set[str]:
@@ -327,6 +186,7 @@ class OpenAIBackend(Backend):
 
     @cached_property
     def _client(self) -> httpx.Client:
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # it would print a line for each request
         return httpx.Client(
             timeout=httpx.Timeout(self.timeout, connect=min(self.timeout, LONGEST_CONNECT)),
             limits=httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency),
@@ -361,7 +221,7 @@ class OpenAIBackend(Backend):
         sent = {"model": self.model, **{name: value for name, value in body.items() if name not in self._rejected}}
         try:
             status, payload = self._send("POST", "/chat/completions", sent, ended)
-            if status in (400, 422) and (rejected := _named(_message(payload), sent)):
+            if status in (400, 422) and (rejected := _named(message_of(payload), sent)):
                 sent = {name: value for name, value in sent.items() if name not in rejected}
                 status, payload = self._send("POST", "/chat/completions", sent, ended)
                 if status < 400:
@@ -451,7 +311,7 @@ class OpenAIBackend(Backend):
         return status, payload
 
     def _refusal(self, status: int, payload: Any) -> str:
-        return self._scrub(f"{self.url} answers HTTP {status} ({_message(payload) or 'no reason given'})")
+        return self._scrub(f"{self.url} answers HTTP {status} ({message_of(payload) or 'no reason given'})")
 
     def _key(self) -> str:
         return os.environ.get(self.api_key_env or "", "").strip()

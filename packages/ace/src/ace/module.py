@@ -7,6 +7,7 @@ goes through them online: answer a window, then learn from it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -19,6 +20,7 @@ from shared.checkpoints import atomic_write
 from torchmetrics import SumMetric
 
 from ace.adaptation import ACE, Learner, StepReport
+from ace.appworld import AppWorldTask
 from ace.completion import Backend
 from ace.prompts import Prompts
 from ace.recording import Recorder
@@ -32,6 +34,11 @@ FLOOR, CEILING = 0.05, 0.95  # accuracies without a context, between which a con
 CALLS, STEPS = "calls.jsonl", "steps.jsonl"
 
 log = logging.getLogger(__name__)
+
+
+def identity(sample: Sample) -> str:
+    """Return what tells a sample from all others; an id alone may be that of another one in another file."""
+    return hashlib.sha256("\n".join((sample.id, sample.question, sample.context)).encode()).hexdigest()
 
 
 class ACEModule(LightningModule):
@@ -73,7 +80,10 @@ class ACEModule(LightningModule):
         self.best: dict[str, Any] = {}  # score, step and state of the best context
         self.history: list[dict[str, float]] = []  # validation against steps
         self.validated = -1  # step of the last validation
-        self.reflected: set[str] = set()  # samples that have been learned from
+        self.reflected: set[str] = set()  # identities of the samples that have been learned from
+        self.last_error = ""  # of an answer in the test
+        self.right: dict[str, bool] = {}  # whether each test sample was answered rightly, on this process
+        self.logging_steps = False  # whether this process has written a step's line
         self.loaded: dict[str, Any] = {}  # state of a checkpoint, until there is a learner
         self.counts = {name: SumMetric() for name in ("correct", "n", "matched", "parts", "n_failed")}
 
@@ -112,7 +122,7 @@ class ACEModule(LightningModule):
         Raises:
             ValueError: if one of them has been learned from.
         """
-        seen = [sample.id for sample in samples if sample.id in self.reflected]
+        seen = [sample.id for sample in samples if identity(sample) in self.reflected]
         if seen:
             raise ValueError(f"sample {seen[0]} was learned from: an answer to it is no fair score")
         return self.method.answer(samples, step=self.step)
@@ -120,14 +130,23 @@ class ACEModule(LightningModule):
     def learn(self, samples: Sequence[Sample], steps: int) -> StepReport:
         """Learn from samples; none of them can be scored from then on."""
         self.step += 1
-        self.reflected |= {sample.id for sample in samples}
+        self.reflected |= set(map(identity, samples))
         report = self.method.learn(samples, step=self.step, steps=steps)
         if self.folder is not None:
             line = {"step": self.step, **vars(report), **self.size()}
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with (self.folder / STEPS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self.log_step(self.folder / STEPS, json.dumps(line, ensure_ascii=False) + "\n")
         return report
+
+    def log_step(self, file: Path, line: str) -> None:
+        """Append a step's line; what an earlier process wrote beyond the step that was resumed from is cut."""
+        if not self.logging_steps and file.is_file():
+            lines = file.read_bytes().splitlines(keepends=True)[: self.step - 1]
+            with atomic_write(file) as whole:
+                whole.writelines(lines)
+        self.logging_steps = True
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as log_file:
+            log_file.write(line)
 
     def size(self) -> dict[str, float]:
         """Measure the context: tokens, bullets, and the share of the learned facts that are still in it."""
@@ -137,10 +156,6 @@ class ACEModule(LightningModule):
         if isinstance(self.method, ACE):
             sizes["bullets"] = float(len(self.method.playbook))
         return sizes | ({"retention": sum(kept) / len(kept)} if kept else {})
-
-    def transfer_batch_to_device(self, batch: list[Sample], device: Any, dataloader_idx: int) -> list[Sample]:
-        """Return a batch as it is: it is text."""
-        return batch
 
     def on_train_start(self) -> None:
         """Validate the context as it is before the first step."""
@@ -178,7 +193,8 @@ class ACEModule(LightningModule):
     def validate(self) -> None:
         """Score the validation samples with the context as it is."""
         samples = self.data.samples("val")
-        attempts = self.score(samples)
+        size = self.data.eval_batch_size  # what is asked for at a time is logged at a time
+        attempts = [a for start in range(0, len(samples), size) for a in self.score(samples[start : start + size])]
         right = [is_right(self.data.task, s, a) for s, a in zip(samples, attempts, strict=True)]
         accuracy = sum(right) / len(right)
         failed = [attempt.error for attempt in attempts if attempt.error is not None]
@@ -196,8 +212,11 @@ class ACEModule(LightningModule):
         if not self.best or accuracy > self.best["score"]:
             self.best = {"score": accuracy, "step": self.step, "state": self.method.state()}
 
-    def on_train_end(self) -> None:
-        """Validate the last context too, unless that has just been done."""
+    def on_train_epoch_end(self) -> None:
+        """Validate the context at the end of training too, unless that has just been done.
+
+        It is done here, at the end of each epoch, since the last checkpoint is written right after this.
+        """
         if self.validated < self.step:
             self.validate()
 
@@ -215,20 +234,26 @@ class ACEModule(LightningModule):
         attempts = self.score(batch)
         task = self.data.task
         for sample, attempt in zip(batch, attempts, strict=True):
-            matched, parts = task.count(sample, attempt.answer)
-            self.counts["correct"].update(float(is_right(task, sample, attempt)))
+            right = is_right(task, sample, attempt)
+            matched, parts = task.count(sample, attempt.answer) if attempt.passed is None else (int(right), 1)
+            self.right[sample.id] = right
+            self.counts["correct"].update(float(right))
             self.counts["matched"].update(float(matched))
             self.counts["parts"].update(float(parts))
             self.counts["n_failed"].update(float(attempt.error is not None))
             self.counts["n"].update(1.0)
+            self.last_error = attempt.error or self.last_error
         if self.data.protocol == "online":
-            self.learn(batch, len(self.data.samples(self.data.test_on)))
+            windows = int(sum(self.trainer.num_test_batches))
+            self.learn(batch, self.step - batch_index + windows)
 
     def on_test_epoch_end(self) -> None:
         """Log what was counted, what is in the context, and what it cost."""
         totals = {name: float(metric.compute()) for name, metric in self.counts.items()}
         for metric in self.counts.values():
             metric.reset()
+        if totals["n_failed"] == totals["n"]:
+            raise ValueError(f"the model answered none of {totals['n']:.0f} test samples: {self.last_error}")
         results = {
             "accuracy": totals["correct"] / totals["n"],
             "micro_accuracy": totals["matched"] / totals["parts"],
@@ -237,6 +262,8 @@ class ACEModule(LightningModule):
             **self.size(),
             "steps": float(self.step),
         }
+        if isinstance(self.data.task, AppWorldTask) and self.trainer.world_size == 1:
+            results |= self.data.task.summary(self.right)
         usage = self.recorder.usage
         for name in ("calls", "prompt_tokens", "completion_tokens", "cached_tokens"):
             results[name] = float(sum(getattr(role, name) for role in usage.values()))
@@ -264,17 +291,13 @@ class ACEModule(LightningModule):
         }
 
     def take_over(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned, and cut the log of steps back to it."""
+        """Take over what `state` returned."""
         self.step, self.validated, self.best = state["step"], state["validated"], state["best"]
         self.history, self.reflected = state["history"], set(state["reflected"])
         self.method.load_state(state["context"])
         self.recorder.load_state(state["usage"])
         self.chat.unreadable.clear()
         self.chat.unreadable.update(state["unreadable"])
-        if self.folder is not None and (self.folder / STEPS).is_file():
-            lines = (self.folder / STEPS).read_bytes().splitlines(keepends=True)[: self.step]
-            with atomic_write(self.folder / STEPS) as file:
-                file.writelines(lines)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the context and what belongs to it."""

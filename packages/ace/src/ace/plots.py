@@ -5,11 +5,16 @@ Colours are those of Okabe and Ito; each method has a marker of its own too.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shared.tables import drawing
+
+from ace.playbook import Bullet, Playbook, by_number
 
 if TYPE_CHECKING:
     from shared.records import Results
@@ -21,6 +26,9 @@ STYLES = {  # method: label, colour, marker
     "history": ("full history", "#CC79A7", "D"),
     "base": ("model alone", "#767676", "v"),
 }
+BLUE, ORANGE, GREEN, SKY = "#0072B2", "#D55E00", "#009E73", "#56B4E9"
+TOP = 20  # bullets of a figure
+LONGEST = 50  # characters of a lesson beside its bar
 PANELS = {"accuracy": "validation accuracy (%)", "tokens": "tokens of the context", "retention": "facts kept (%)"}
 
 
@@ -64,3 +72,144 @@ def draw_collapse(results: Results, path: Path, setting: str = "country") -> Non
             axes.set_ylim(bottom=0)
             axes.spines[["top", "right"]].set_visible(False)
         image.axes[0].legend(fontsize=7, frameon=False)
+
+
+def draw_run(
+    folder: Path,
+    history: Sequence[Mapping[str, float]],
+    playbook: Playbook | None,
+    usage: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Draw what a run's folder holds, into its `figures`; a figure that would be empty is left out.
+
+    Args:
+        folder: of the run, with its log of steps.
+        history: of validation: step, accuracy and tokens of the context.
+        playbook: that the run ended with, if its method has one.
+        usage: role -> calls and tokens.
+    """
+    steps = read_steps(folder / "steps.jsonl")
+    figures = folder / "figures"
+    if steps or len(history) > 1:
+        draw_progress(history, steps, figures / "progress.png")
+    if playbook is not None and most_tagged(playbook):
+        draw_counters(playbook, figures / "counters.png")
+    if usage:
+        draw_usage(usage, figures / "usage.png")
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """Read a run's log of steps, if there is one; a last line that a kill has cut is left out."""
+    lines = path.read_text("utf-8").split("\n") if path.is_file() else [""]
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def running_accuracy(steps: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """Return the share of samples so far that were answered rightly before they were learned from.
+
+    Args:
+        steps: of a run's log.
+
+    Returns:
+        Step -> share; steps without such an answer are left out.
+    """
+    answered = [step for step in steps if step["before"]]
+    right = accumulate(sum(step["before"]) for step in answered)
+    asked = accumulate(len(step["before"]) for step in answered)
+    return {int(step["step"]): r / n for step, r, n in zip(answered, right, asked, strict=True)}
+
+
+def draw_progress(history: Sequence[Mapping[str, float]], steps: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw accuracy and size of the context against steps.
+
+    Args:
+        history: of validation.
+        steps: of the run's log.
+        path: the PNG to write.
+    """
+    with drawing(path, (8.0, 3.2)) as image:
+        left, right = image.subplots(1, 2)
+        if history:
+            points = {point["step"]: 100 * point["accuracy"] for point in history}
+            left.plot(list(points), list(points.values()), color=BLUE, marker="o", markersize=4, label="validation")
+        if running := running_accuracy(steps):
+            values = [100 * value for value in running.values()]
+            left.plot(list(running), values, color=ORANGE, linestyle="--", label="before learning, so far")
+        sizes = {point["step"]: point["tokens"] for point in [*history, *steps]}
+        right.plot(sorted(sizes), [sizes[step] for step in sorted(sizes)], color=GREEN)
+        left.set_title("accuracy (%)", fontsize=9)
+        right.set_title("tokens of the context", fontsize=9)
+        left.set_ylim(0, 105)
+        right.set_ylim(bottom=0)
+        for axes in (left, right):
+            axes.set_xlabel("step")
+            axes.spines[["top", "right"]].set_visible(False)
+        if left.lines:
+            left.legend(fontsize=7, frameon=False)
+
+
+def most_tagged(playbook: Playbook, top: int = TOP) -> list[Bullet]:
+    """List the bullets that were tagged most often, the most first; those never tagged are left out.
+
+    Args:
+        playbook: that they are in.
+        top: how many at most.
+    """
+    tagged = [bullet for bullet in playbook.bullets if bullet.helpful or bullet.harmful]
+    return sorted(tagged, key=lambda bullet: (-bullet.helpful - bullet.harmful, by_number(bullet)))[:top]
+
+
+def draw_counters(playbook: Playbook, path: Path) -> None:
+    """Draw how often the most tagged bullets helped, to the right, and misled, to the left.
+
+    Args:
+        playbook: that they are in.
+        path: the PNG to write.
+    """
+    bullets = most_tagged(playbook)
+    with drawing(path, (7.5, 0.9 + 0.24 * len(bullets))) as image:
+        axes = image.subplots()
+        rows = range(len(bullets))
+        axes.barh(rows, [bullet.helpful for bullet in bullets], color=BLUE, label="helpful")
+        axes.barh(rows, [-bullet.harmful for bullet in bullets], color=ORANGE, hatch="//", label="harmful")
+        axes.set_yticks(rows, [label_of(bullet) for bullet in bullets], fontsize=6, parse_math=False)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.invert_yaxis()
+        axes.set_xlabel("tags")
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.legend(fontsize=7, frameon=False)
+
+
+def label_of(bullet: Bullet) -> str:
+    """Return a bullet's id and the beginning of its lesson, in letters that the figures' font has."""
+    lesson = " ".join(bullet.content.split())
+    short = lesson if len(lesson) <= LONGEST else lesson[: LONGEST - 1] + "…"
+    return f"{bullet.id}  " + "".join(letter if ord(letter) < 0x2100 else "?" for letter in short)
+
+
+def draw_usage(usage: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """Draw the tokens of each role: read, read from the backend's cache, and written.
+
+    Args:
+        usage: role -> calls and tokens.
+        path: the PNG to write.
+    """
+    roles = sorted(usage)
+    cached = [usage[role]["cached_tokens"] for role in roles]
+    fresh = [usage[role]["prompt_tokens"] - part for role, part in zip(roles, cached, strict=True)]
+    wrote = [usage[role]["completion_tokens"] for role in roles]
+    with drawing(path, (6.4, 0.9 + 0.5 * len(roles))) as image:
+        axes = image.subplots()
+        left = [0] * len(roles)
+        parts = (("read", fresh, BLUE, ""), ("read, cached", cached, SKY, ".."), ("written", wrote, ORANGE, "//"))
+        for label, values, colour, hatch in parts:
+            axes.barh(range(len(roles)), values, left=left, color=colour, hatch=hatch, label=label)
+            left = [start + value for start, value in zip(left, values, strict=True)]
+        names = [f"{role or 'other'} ({usage[role]['calls']} calls)" for role in roles]
+        axes.set_yticks(range(len(roles)), names, fontsize=8)
+        axes.invert_yaxis()
+        axes.set_xlabel("tokens")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize=7, frameon=False)

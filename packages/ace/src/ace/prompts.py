@@ -49,7 +49,7 @@ class Prompts:
                 if file.stem not in sources:
                     raise ValueError(f"{file}: expected a template named one of {', '.join(sorted(sources))}")
                 try:
-                    sources[file.stem] = (str(file), file.read_text("utf-8"))
+                    sources[file.stem] = (str(file), file.read_text("utf-8-sig"))
                 except UnicodeDecodeError as error:
                     raise ValueError(f"{file}: not UTF-8 text: {error}") from error
         self.turns = {name: _turns(where, text) for name, (where, text) in sources.items()}

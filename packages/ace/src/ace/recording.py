@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ace.completion import Backend, BackendError, Completion, Request
-from ace.http_backend import approximate_tokens
+from ace.completion import Backend, BackendError, Completion, Request, approximate_tokens
 
 
 @dataclass

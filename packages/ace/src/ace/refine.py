@@ -14,9 +14,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
-from sklearn.feature_extraction.text import HashingVectorizer
 
 from ace.playbook import Bullet, Playbook, PlaybookError, by_number
 
@@ -55,6 +52,8 @@ def ngram_embedder(texts: Sequence[str]) -> NDArray[np.float32]:
     Returns:
         (N, 4096), rows of length 1; a row of zeros for a blank text.
     """
+    from sklearn.feature_extraction.text import HashingVectorizer
+
     if not texts:
         return np.zeros((0, FEATURES), np.float32)
     hashing = HashingVectorizer(analyzer="char_wb", ngram_range=(3, 5), n_features=FEATURES, dtype=np.float32)
@@ -121,6 +120,9 @@ def similar_groups(
 
 def _components(x: NDArray[np.float32], threshold: float, block: int) -> list[int]:
     """Number the connected components of rows (n, d) whose cosine reaches the threshold; returns n numbers."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     n = len(x)
     component: NDArray[np.integer] = np.arange(n)
     if threshold > 1:

@@ -10,6 +10,8 @@ from ace.playbook import Playbook, Tag
 from ace.roles import Attempt, Case, Reflection, Roles, is_right
 from ace.tasks import Feedback, Sample, feedback
 
+NOTHING = Playbook.empty(())
+
 
 @dataclass
 class Outcome:
@@ -32,6 +34,8 @@ def check_feedback(kind: Feedback, roles: Roles) -> None:
     """Refuse a kind of feedback that is unknown, or that the roles cannot work with."""
     if kind not in get_args(Feedback):
         raise ValueError(f"feedback must be one of {', '.join(get_args(Feedback))}, got {kind!r}")
+    if kind == "execution" and not roles.acts:
+        raise ValueError(f"feedback execution is what an environment printed, but {type(roles).__name__} act in none")
     if roles.needs_label and kind != "label":
         raise ValueError(f"{type(roles).__name__} reflect with the right answer: they need feedback label, got {kind}")
 
@@ -55,10 +59,11 @@ def judge(
         case = Case(
             sample,
             replace(attempt, bullet_ids=used),
-            feedback(task, sample, attempt.answer, kind, attempt.execution),
+            feedback(task, sample, attempt.answer, kind, attempt.execution, attempt.passed),
             target=sample.target if kind == "label" else None,
             right=is_right(task, sample, attempt) if kind in ("label", "match_bit") else None,
             bullets="\n".join(f"[{name}] {known[name].content}" for name in used),
+            shown=playbook,
         )
         cases.append(case)
     return cases
@@ -70,7 +75,6 @@ def reflect(
     contexts: Sequence[str],
     *,
     kind: Feedback,
-    playbook: Playbook,
     rounds: int,
     step: int,
 ) -> list[Outcome]:
@@ -84,7 +88,6 @@ def reflect(
         cases: the first attempts.
         contexts: what each was shown.
         kind: of the feedback.
-        playbook: that they were shown.
         rounds: R, at least 1.
         step: of training.
 
@@ -109,8 +112,9 @@ def reflect(
         if again:
             samples = [cases[i].sample for i in again]
             attempts = roles.answer_again(samples, [contexts[i] for i in again], reflections, step=step)
-            for i, case in zip(again, judge(roles, samples, attempts, kind, playbook), strict=True):
-                outcomes[i].case = case
+            for i, attempted in zip(again, attempts, strict=True):
+                shown = NOTHING if roles.retries_alone else cases[i].shown
+                [outcomes[i].case] = judge(roles, [cases[i].sample], [attempted], kind, shown)
         going = [i for i in going if outcomes[i].case.right is False]
         if not going:
             break

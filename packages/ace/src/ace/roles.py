@@ -63,6 +63,7 @@ class Case:
         target: the right answer, or None where it is not revealed.
         right: whether the attempt is, or None where that is not revealed.
         bullets: those that were used, as text.
+        shown: the playbook that the Generator saw.
     """
 
     sample: Sample
@@ -71,6 +72,7 @@ class Case:
     target: str | None = None
     right: bool | None = None
     bullets: str = ""
+    shown: Playbook = field(default_factory=lambda: Playbook.empty(()))
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ class Roles(ABC):
     """The three roles, the prompts of the baselines, and how a playbook is shown to them."""
 
     chat: Chat
-    needs_label: bool  # whether the Reflector cannot do without the right answer
+    needs_label: bool = False  # whether the Reflector cannot do without the right answer
+    retries_alone: bool = False  # whether a further attempt sees the reflection alone, without the playbook
+    acts: bool = False  # whether the Generator acts in an environment, whose output can be the feedback
 
     @abstractmethod
     def render(self, playbook: Playbook) -> str:
@@ -259,8 +263,6 @@ class JsonRoles(Roles):
         ValueError: if an option is out of range.
     """
 
-    needs_label = False
-
     def __init__(
         self,
         chat: Chat,
@@ -338,7 +340,9 @@ class JsonRoles(Roles):
             return Attempt("", completion.text, error="the answer was cut" if cut else "the answer is not JSON")
         ids = found.get("bullet_ids")
         names = tuple(dict.fromkeys(str(name) for name in ids)) if isinstance(ids, list) else ()
-        return Attempt(as_text(found.get("final_answer")), as_text(found.get("reasoning")), names)
+        answer = as_text(found.get("final_answer"))
+        error = None if answer else "there is no final answer"
+        return Attempt(answer, as_text(found.get("reasoning")), names, error)
 
     def reflect(self, cases: Sequence[Case], *, step: int, attempt: int) -> list[Reflection | None]:
         """Reflect on attempts, and tag the bullets that they used."""
@@ -357,7 +361,7 @@ class JsonRoles(Roles):
         ]
         samples = [case.sample for case in cases]
         reflections: list[Reflection | None] = []
-        for completion in self._ask("reflector", conversations, samples, step, ReflectorAnswer):
+        for completion in self._ask("reflector", conversations, samples, step, ReflectorAnswer, attempt):
             found = None if completion.error is not None else self.chat.read_json("reflector", completion)
             if found is None:
                 reflections.append(None)
@@ -368,9 +372,10 @@ class JsonRoles(Roles):
         return reflections
 
     def without_reflector(self, case: Case) -> Reflection:
-        """Return reasoning, answer and feedback as they are."""
-        attempt = case.attempt
-        return Reflection(f"reasoning: {attempt.reasoning}\nanswer: {attempt.answer}\nfeedback: {case.feedback}")
+        """Return question, reasoning, answer and feedback as they are."""
+        question, attempt = case.sample.question, case.attempt
+        trace = f"reasoning: {attempt.reasoning}\nanswer: {attempt.answer}\nfeedback: {case.feedback}"
+        return Reflection(f"question: {question}\n{trace}")
 
     def refusal(self, case: Case, reflection: Reflection) -> str | None:
         """Leave it to the Curator."""
@@ -435,6 +440,7 @@ class JsonRoles(Roles):
         samples: Sequence[Sample],
         step: int,
         model: type[BaseModel],
+        attempt: int = 0,
     ) -> list[Completion]:
         return self.chat.ask(
             role,
@@ -442,15 +448,33 @@ class JsonRoles(Roles):
             step=step,
             max_tokens=self.max_tokens,
             temperature=self.temperature,
-            draw=[f"{step}/{sample.id}" for sample in samples],
-            schema=json.dumps(model.model_json_schema()) if self.constrained else None,
+            draw=[f"{step}/{attempt}/{sample.id}" for sample in samples],
+            schema=strict_schema(model) if self.constrained else None,
         )
 
 
+def strict_schema(model: type[BaseModel]) -> str:
+    """Return the JSON Schema of an answer in the form that constrained decoding takes: closed objects, no `oneOf`."""
+
+    def strict(node: Any) -> Any:
+        if isinstance(node, list):
+            return [strict(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        kept = {
+            "anyOf" if key == "oneOf" else key: strict(item) for key, item in node.items() if key != "discriminator"
+        }
+        return kept | ({"additionalProperties": False} if kept.get("type") == "object" else {})
+
+    return json.dumps(strict(model.model_json_schema()))
+
+
 def as_text(value: object) -> str:
-    """Return a value that a model was asked for as text: numbers and lists as JSON, nothing for null."""
+    """Return a value that a model was asked for as text: nothing for null, commas between the values of a list."""
     if value is None:
         return ""
+    if isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
+        return ", ".join(map(as_text, value))
     return value.strip() if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

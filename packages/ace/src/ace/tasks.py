@@ -193,7 +193,9 @@ def build_task(metric: Metric, tolerance: float = 0.0) -> Task:
     return ExactMatch() if metric == "exact" else Contains()
 
 
-def feedback(task: Task, sample: Sample, answer: str, kind: Feedback, execution: str | None = None) -> str:
+def feedback(
+    task: Task, sample: Sample, answer: str, kind: Feedback, execution: str | None = None, passed: bool | None = None
+) -> str:
     """Say what the Reflector is told about an attempt (section 3.6).
 
     Args:
@@ -204,6 +206,7 @@ def feedback(task: Task, sample: Sample, answer: str, kind: Feedback, execution:
             is what the released code's mode without ground truth tells; `execution` only what an environment printed;
             `none` nothing.
         execution: what the environment printed, for `execution`.
+        passed: whether the environment's tests did; the answer is compared with the target when None.
 
     Raises:
         ValueError: if the kind is unknown, or is `execution` and there is no such text.
@@ -216,7 +219,8 @@ def feedback(task: Task, sample: Sample, answer: str, kind: Feedback, execution:
         if execution is None:
             raise ValueError("feedback execution needs what an environment printed, but this task has no environment")
         return f"The environment printed:\n{execution}"
-    verdict = "The answer is right." if task.correct(sample, answer) else "The answer is wrong."
+    right = task.correct(sample, answer) if passed is None else passed
+    verdict = "The answer is right." if right else "The answer is wrong."
     if kind == "match_bit":
         return verdict
     matched, total = task.count(sample, answer)

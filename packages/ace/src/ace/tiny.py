@@ -25,7 +25,8 @@ class TinyRoles(Roles):
     Args:
         chat: asks the model.
         section: where lessons are added.
-        verify: accept a lesson only if it mends the answer; it takes feedback that tells whether an answer is right.
+        verify: accept a lesson only if it mends the answer, or says what is right where the answer was right already.
+        from_right: write lessons after right answers too, as the paper's Curator does.
         answer_tokens: most tokens of an answer.
         lesson_tokens: most tokens of a lesson.
         temperature: of the Reflector after its first round, which takes the most probable lesson.
@@ -36,12 +37,14 @@ class TinyRoles(Roles):
     """
 
     needs_label = True
+    retries_alone = True
 
     def __init__(
         self,
         chat: Chat,
         section: str = "CONTEXT CLUES & INDICATORS",
         verify: bool = True,
+        from_right: bool = True,
         answer_tokens: int = 20,
         lesson_tokens: int = 40,
         temperature: float = 0.7,
@@ -52,7 +55,7 @@ class TinyRoles(Roles):
                 raise ValueError(f"{option} must be at least 1, got {value}")
         if not 0 <= temperature < float("inf"):
             raise ValueError(f"temperature must be a finite number >= 0, got {temperature}")
-        self.chat, self.section, self.verify = chat, section, verify
+        self.chat, self.section, self.verify, self.from_right = chat, section, verify, from_right
         self.answer_tokens, self.lesson_tokens, self.temperature = answer_tokens, lesson_tokens, temperature
         self.require_tags = require_tags
 
@@ -96,11 +99,11 @@ class TinyRoles(Roles):
         return self.answer(samples, [f"- {reflection.lesson}" for reflection in reflections], step=step)
 
     def reflect(self, cases: Sequence[Case], *, step: int, attempt: int) -> list[Reflection | None]:
-        """Write a lesson for each wrong answer, and tag the bullets whose words an answer has."""
-        wrong = [case for case in cases if case.right is not True]
+        """Write a lesson for each answer, and tag the bullets whose words it has."""
+        taught = [case for case in cases if self.from_right or case.right is not True]
         conversations = [
             self.chat.prompts.fill("tiny_reflector", question=case.sample.question, target=case.target or "(unknown)")
-            for case in wrong
+            for case in taught
         ]
         completions = self.chat.ask(
             "reflector",
@@ -108,9 +111,9 @@ class TinyRoles(Roles):
             step=step,
             max_tokens=self.lesson_tokens,
             temperature=self.temperature if attempt else 0.0,
-            draw=[f"{attempt}/{case.sample.id}" for case in wrong],
+            draw=[f"{attempt}/{case.sample.id}" for case in taught],
         )
-        lessons = {case.sample.id: first_line(completion) for case, completion in zip(wrong, completions, strict=True)}
+        lessons = {case.sample.id: first_line(completion) for case, completion in zip(taught, completions, strict=True)}
         reflections: list[Reflection | None] = []
         for case in cases:
             tag: Tag = "neutral" if case.right is None else ("helpful" if case.right else "harmful")
@@ -126,9 +129,13 @@ class TinyRoles(Roles):
         return Reflection(trace, lesson=trace)
 
     def refusal(self, case: Case, reflection: Reflection) -> str | None:
-        """Refuse a lesson with which the question is still not answered rightly."""
-        if reflection.lesson and self.verify and case.right is not True:
+        """Refuse a lesson that does not help: with it the answer is still wrong, or it is no right answer itself."""
+        if not reflection.lesson or not self.verify:
+            return None
+        if case.right is not True:
             return f"the lesson does not mend the answer: {reflection.lesson}"
+        if not self.chat.task.correct(case.sample, reflection.lesson):
+            return f"the lesson does not say what is right: {reflection.lesson}"
         return None
 
     def curate(

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from jinja2 import TemplateError
 
 from ace.completion import Backend, Completion, FinishReason, Request, failed, overflow
 
@@ -18,10 +20,16 @@ if TYPE_CHECKING:
     from ace.kv_cache import Past
 
 KEPT = 4  # beginnings of prompts that are kept: a role's each
+PAD = 0  # a token that nothing looks at
+
+Dtype = Literal["float32", "bfloat16"]
 
 
 class TransformersBackend(Backend):
-    """Complete chats with a causal language model of transformers.
+    """Complete chats with a causal language model of transformers. It is loaded when it is first needed.
+
+    A model whose layers have sliding windows answers one request after the other, since the padding of a batch would
+    count as distance.
 
     Args:
         path: a folder in the format of transformers or a GGUF file; the embedded SmolLM2-135M-Instruct when None.
@@ -29,6 +37,7 @@ class TransformersBackend(Backend):
         batch_size: most sequences that are decoded together.
         context_size: tokens of prompt and answer together; the model's own when None.
         reuse: keep the keys and values of a common beginning of prompts.
+        dtype: of weights and activations. bfloat16 takes half the memory and is faster, and its answers differ.
 
     Raises:
         ValueError: if an option is out of range.
@@ -41,14 +50,19 @@ class TransformersBackend(Backend):
         batch_size: int = 16,
         context_size: int | None = None,
         reuse: bool = True,
+        dtype: Dtype = "float32",
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if context_size is not None and context_size < 1:
             raise ValueError(f"context_size must be at least 1, got {context_size}")
-        self.path, self.device, self.batch_size, self.reuse = path, device, batch_size, reuse
+        if dtype not in get_args(Dtype):
+            raise ValueError(f"dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
+        self.path = None if path is None else Path(path)
+        self.device, self.batch_size, self.reuse, self.dtype = device, batch_size, reuse, dtype
         self.given_context_size = context_size
-        self.name = "smollm2-135m-instruct" if path is None else path.stem
+        name = "smollm2-135m-instruct" if path is None else Path(path).absolute().name.removesuffix(".gguf")
+        self.name = name if dtype == "float32" else f"{name}-{dtype}"  # a log tells backends apart by their names
         self._model: Any = None
         self._tokenizer: Any = None
         self._kept: list[tuple[list[int], Past]] = []  # prompts' beginnings with their keys and values, the latest last
@@ -58,23 +72,28 @@ class TransformersBackend(Backend):
 
         Raises:
             FileNotFoundError: if there is no such file.
-            ValueError: if it cannot be read.
+            ValueError: if it cannot be read, is no model for chats, or cannot run on the device.
         """
         if self._model is not None:
             return
         import torch
 
-        from ace import local_model
+        from ace import kv_cache, local_model
 
-        model, self._tokenizer = local_model.load(self.path or local_model.find_gguf())
-        if self._tokenizer.chat_template is None:
-            raise ValueError(f"{self.path}: the model has no chat template, expected one that was trained on chats")
-        self._model = model
-        self._model.to(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.context_size = self.given_context_size or int(model.config.max_position_embeddings)
-        self._layers = int(model.config.num_hidden_layers)
-        ends = model.generation_config.eos_token_id
-        self._ends = set(ends if isinstance(ends, list) else [ends]) | {self._tokenizer.eos_token_id}
+        path = self.path or local_model.find_gguf()
+        model, tokenizer = local_model.load(path, self.dtype)
+        if tokenizer.chat_template is None:
+            raise ValueError(f"{path}: the model has no chat template, expected one that was trained on chats")
+        self._layers, self._slides = kv_cache.layers_of(model.config, str(path))
+        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            model.to(device)  # type: ignore[arg-type]
+        except (RuntimeError, AssertionError) as error:  # torch's own for a name or a device that there is not
+            raise ValueError(f"device: cannot use {device!r}: {str(error).splitlines()[0]}") from error
+        self.context_size = self.given_context_size or int(model.config.get_text_config().max_position_embeddings)
+        ends = model.generation_config.eos_token_id if model.generation_config is not None else None
+        self._ends = set(ends if isinstance(ends, list) else [ends]) | {tokenizer.eos_token_id}
+        self._model, self._tokenizer = model, tokenizer
 
     def count_tokens(self, text: str) -> int:
         """Count the tokens of a text."""
@@ -82,7 +101,11 @@ class TransformersBackend(Backend):
         return len(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     def tokens(self, request: Request) -> list[int]:
-        """Return the tokens of a request's prompt, in the model's chat format."""
+        """Return the tokens of a request's prompt, in the model's chat format.
+
+        Raises:
+            jinja2.TemplateError: if that format has no place for a message, such as one of the system.
+        """
         self.load()
         chat = [{"role": message.role, "content": message.content} for message in request.messages]
         text = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
@@ -91,17 +114,26 @@ class TransformersBackend(Backend):
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Answer requests in batches, in their order; JSON schemas are not enforced."""
-        prompts = [self.tokens(request) for request in requests]
+        self.load()
         completions: dict[int, Completion] = {}
-        fitting: list[int] = []
-        for i, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
-            error = overflow(len(prompt), request.max_tokens, self.context_size)
-            if error is None:
-                fitting.append(i)
+        prompts: dict[int, list[int]] = {}
+        for i, request in enumerate(requests):
+            try:
+                prompt = self.tokens(request)
+            except TemplateError as error:
+                completions[i] = failed(f"the model's chat format refuses the conversation: {error}")
+                continue
+            if request.max_tokens < 1:
+                refusal: str | None = f"max_tokens must be at least 1, got {request.max_tokens}"
             else:
-                completions[i] = failed(error, len(prompt))
-        for start in range(0, len(fitting), self.batch_size):
-            chosen = fitting[start : start + self.batch_size]
+                refusal = overflow(len(prompt), request.max_tokens, self.context_size)
+            if refusal is None and prompt:
+                prompts[i] = prompt
+            else:
+                completions[i] = failed(refusal or "the prompt is empty", len(prompt))
+        fitting, together = list(prompts), 1 if self._slides else self.batch_size
+        for start in range(0, len(fitting), together):
+            chosen = fitting[start : start + together]
             answers = self.complete_batch([requests[i] for i in chosen], [prompts[i] for i in chosen])
             completions |= zip(chosen, answers, strict=True)
         return [completions[i] for i in range(len(requests))]
@@ -159,7 +191,7 @@ class TransformersBackend(Backend):
         cache = roomy_cache(past, room, self._layers, len(rest))
         # Between the common beginning and what is a prompt's own, shorter ones are padded; nothing looks there.
         pads = torch.tensor([width - len(ids) for ids in rest], device=device)[:, None]
-        ids = torch.tensor([[0] * (width - len(ids)) + ids for ids in rest], device=device)
+        ids = torch.tensor([[PAD] * (width - len(ids)) + ids for ids in rest], device=device)
         place = torch.arange(width, device=device)[None]
         mask = torch.cat(
             [torch.ones(len(rest), len(beginning), device=device, dtype=torch.long), (place >= pads).long()], 1
@@ -184,7 +216,9 @@ class TransformersBackend(Backend):
                     active, chosen = [active[i] for i in going], [chosen[i] for i in going]
                 ids = torch.tensor(chosen, device=device)[:, None]
                 mask = torch.cat([mask, mask.new_ones(len(active), 1)], 1)
-                positions = positions[:, -1:] + 1
+                # A sequence that is done stays where it is: it may have reached the end of the model's context.
+                doing = torch.tensor([[answers[i].finish_reason is None] for i in active], device=device)
+                positions = positions[:, -1:] + doing
         return [
             Completion(
                 answer.text, len(prompt), len(answer.ids), answer.finish_reason or "length",
@@ -215,7 +249,7 @@ class Answer:
     def add(self, logits: Tensor) -> int:
         """Choose the next token by its logits (V,), and see whether the answer ends."""
         if self.finish_reason is not None:
-            return self.tokenizer.eos_token_id
+            return PAD
         if self.request.temperature > 0:
             weights = (logits.float().cpu() / self.request.temperature).softmax(-1)
             token = int(weights.multinomial(1, generator=self.generator))
