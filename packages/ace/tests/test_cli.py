@@ -295,7 +295,7 @@ def test_a_model_that_answers_nothing_readable_ends_the_run(settings, capsys):
 
 def test_feedback_of_an_environment_is_refused_where_there_is_none(settings, capsys):
     assert main(["train", *settings, f"{METHOD}.feedback=execution", "--run_dir=bad"]) == 2
-    assert "feedback execution needs what an environment printed, but this task has no environment" in the_error(capsys)
+    assert "feedback execution is what an environment printed, but JsonRoles act in none" in the_error(capsys)
     assert not Path("bad/test.json").exists()
 
 
