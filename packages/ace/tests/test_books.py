@@ -188,6 +188,22 @@ def test_show_prints_contents_as_they_are(capsys):
     assert "x [red]y[/red] $z" in capsys.readouterr().out
 
 
+def test_terminal_codes_are_shown_as_such_and_exported_as_they_are(capfdbinary):
+    content = "a\x1b[2J\x1b]0;title\x07\x9b31m\x7f\r b\n\tc"
+    book = Playbook((Section("A\x1b[1m", (Bullet("a-00001", content),)),), 9)
+    Path("s.json").write_text(book.to_json())
+    run("show", "s.json")
+    out = capfdbinary.readouterr().out.decode()
+    assert r"a\x1b[2J\x1b]0;title\x07\x9b31m\x7f\x0d b" in out
+    assert r"A\x1b[1m (1)" in out
+    for words in (["stats", "s.json"], ["diff", "s.json", "a.json"], ["prune", "s.json", "--budget=2"]):
+        run(*words)
+        out += capfdbinary.readouterr().out.decode()
+    assert not any(letter in out for letter in "\x1b\x07\x9b\x7f\r")
+    run("export", "s.json", "--format=json")
+    assert capfdbinary.readouterr().out.decode() == book.to_json()
+
+
 def test_validate_names_each_fault_on_a_line_and_exits_with_1(capsys):
     Path("twice.md").write_text("## A\n[a-00001] x\n[a-00001] y\n")
     Path("same.md").write_text("## A\n[a-00001] x\n[a-00002] x\n")

@@ -380,3 +380,46 @@ def test_the_installed_script_trains_in_a_process_of_its_own(settings, tmp_path)
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     assert results(tmp_path / "run") == results("whole")
+
+
+@pytest.mark.parametrize(
+    "option", ["method.init_args.rounds", "roles.init_args.max_tokens", "backend.init_args.attempts"]
+)
+def test_null_is_refused_where_an_option_does_not_take_it(settings, option, capsys):
+    assert main(["train", *settings, f"--model.{option}=null", "--run_dir=bad"]) == 2
+    assert f"model.{option} must not be null" in the_error(capsys)
+    AceCLI([*settings, f"{METHOD}.retrieve=null"], parse_only=True)
+
+
+def test_a_budget_below_the_headers_is_refused_before_anything_is_asked(settings, server, capsys):
+    before = len(server.bodies)
+    assert main(["train", *settings, f"{METHOD}.budget=10", "--run_dir=bad"]) == 2
+    assert re.search(r"budget is 10, but the playbook has \d+ tokens without any bullet", the_error(capsys))
+    assert not Path("bad").exists()
+    assert len(server.bodies) == before
+
+
+def test_a_run_keeps_the_playbook_and_the_templates_that_it_started_from(settings, capsys):
+    Path("given.md").write_text("## OTHERS\n[misc-00007] helpful=0 harmful=0 :: fir means grey\n")
+    Path("mine").mkdir()
+    Path("mine/merge.jinja").write_text("[[user]]\nmerge {{ contents }}\n")
+    started = [f"{METHOD}.playbook=given.md", "--model.templates=mine"]
+    assert main(["train", *settings, *started, "--run_dir=warm"]) == 0
+    first = results("warm")
+    assert first["accuracy"] == 1
+    Path("given.md").unlink()
+    shutil.rmtree("mine")
+    assert main(["test", "warm", *QUIET]) == 0
+    assert re.search(r"accuracy +│ +1\.0000", capsys.readouterr().err)
+    assert main(["replay", "warm"]) == 0
+
+
+def test_the_verb_online_refuses_another_protocol(settings, capsys):
+    assert main(["online", *settings, "--data.protocol=offline", "--run_dir=bad"]) == 2
+    assert "data.protocol must be online for this verb, got offline" in the_error(capsys)
+
+
+def test_without_validation_nothing_is_asked_for_it_and_the_last_context_is_tested(settings):
+    assert main(["train", *settings, "--trainer.limit_val_batches=0", "--run_dir=unvalidated"]) == 0
+    found = results("unvalidated")
+    assert (found["accuracy"], found["calls"]) == (pytest.approx(4 / 5), 4 * 5 + 5)

@@ -40,7 +40,7 @@ def on(data, rank, world_size, epoch=0, done=0):
     epochs = SimpleNamespace(current=SimpleNamespace(processed=epoch))
     batches = SimpleNamespace(current=SimpleNamespace(completed=done))
     loop = SimpleNamespace(epoch_progress=epochs, epoch_loop=SimpleNamespace(batch_progress=batches))
-    data.trainer = SimpleNamespace(global_rank=rank, world_size=world_size, fit_loop=loop)
+    data.trainer = SimpleNamespace(global_rank=rank, world_size=world_size, fit_loop=loop, max_epochs=0)
     return data
 
 
@@ -150,6 +150,26 @@ def test_a_test_question_that_is_also_trained_or_validated_on_is_refused(tmp_pat
     folder(tmp_path, test=rows("c", 3), val=rows("c", 1))
     with pytest.raises(ValueError, match=r"1 of its questions are also in val\.jsonl, first test-1"):
         own(root).samples("val")
+
+
+def test_a_validation_question_that_is_also_trained_on_is_refused(tmp_path):
+    root = folder(tmp_path, train=rows("a", 3), val=[*rows("b", 2), *rows("a", 1)], test=rows("c", 2))
+    with pytest.raises(ValueError, match=r"val\.jsonl: 1 of its questions are also in train\.jsonl, first val-3"):
+        own(root).setup("fit")
+
+
+def test_online_a_question_that_comes_twice_is_refused_and_offline_it_is_not(tmp_path):
+    root = folder(tmp_path, train=rows("a", 3), test=[*rows("c", 2), *rows("c", 1)])
+    with pytest.raises(ValueError, match=r"test\.jsonl: test-3 asks what test-1 asks, which is learned from by then"):
+        own(root, protocol="online").setup("test")
+    assert len(own(root).samples("test")) == 3
+
+
+@pytest.mark.parametrize(("epochs", "asked"), [(0, 14), (1, 7)])
+def test_online_the_country_desk_asks_in_both_wordings_unless_it_was_trained_on_one(epochs, asked):
+    data = on(AceData(countries=7, protocol="online"), 0, 1)
+    data.trainer.max_epochs = epochs
+    assert len(flat(ids(data.test_dataloader()))) == asked
 
 
 def test_the_same_question_about_another_context_is_another_question(tmp_path):

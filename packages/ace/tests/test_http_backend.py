@@ -192,6 +192,9 @@ def test_answer_that_drips_is_a_timeout_too():
         (Reply({"choices": []}), "has no choices"),
         (Reply({"choices": [None]}), "has no text"),
         (Reply({"choices": [{"message": []}]}), "has no text"),
+        (Reply(completion([])), "has no text"),
+        (Reply(completion([{"type": "text", "text": "a"}, {"type": "image", "text": "b"}])), "has no text"),
+        (Reply(completion([{"type": "text", "text": 1}])), "has no text"),
         (Reply(completion(None, "tool_calls")), "has no text (finish_reason is tool_calls)"),
         (Reply(error_body("model is gone")), "has no choices: model is gone"),
         (Reply(error_body("prompt too long"), 400), "answers HTTP 400 (prompt too long)"),
@@ -205,6 +208,18 @@ def test_malformed_answer_is_a_failed_completion(reply, said):
     assert answer.text == ""
     assert said in answer.error
     assert len(server.bodies) == 1
+
+
+def test_answer_in_parts_of_text_is_one_text():
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
+    with OpenAIServer(lambda body: Reply(completion(parts))) as server:
+        assert backend_for(server).complete([ask()])[0].text == "a b"
+
+
+@pytest.mark.parametrize("count", [10**13, 10**400, -1, True, 1.5, "9"])
+def test_count_that_is_none_is_estimated(count):
+    with OpenAIServer(lambda body: Reply(completion("12345", usage={"completion_tokens": count}))) as server:
+        assert backend_for(server).complete([ask()])[0].completion_tokens == 2
 
 
 def test_half_of_a_surrogate_pair_is_replaced():
@@ -287,35 +302,23 @@ def test_key_is_read_when_a_request_is_made(monkeypatch):
         backend.complete([ask()])
         monkeypatch.setenv("ACE_TEST_KEY", KEY + "\n")
         backend.complete([ask()])
-        OpenAIBackend(server.url.replace("//", "//me:pass%20word@"), "m", "ACE_TEST_KEY").complete([ask()])
     sent = [headers.get("Authorization") for headers in server.headers]
-    assert sent == [None, f"Bearer {KEY}", "Basic bWU6cGFzcyB3b3Jk"]
+    assert sent == [None, f"Bearer {KEY}"]
 
 
 @pytest.mark.parametrize("status", [400, 401, 503, 200])
 def test_secrets_that_a_server_echoes_are_in_no_message_log_or_pickle(status, monkeypatch, caplog):
     monkeypatch.setenv("ACE_TEST_KEY", KEY)
     caplog.set_level(logging.DEBUG)
-    echo = []
-
-    def answer(body):
-        return Reply(error_body(f"bad header {echo} for {KEY} or hunter22"), status)
-
-    with OpenAIServer(answer) as server:
-        plain = backend_for(server, api_key_env="ACE_TEST_KEY", attempts=1)
-        user = OpenAIBackend(server.url.replace("//", "//me:hunter22@"), "m", "ACE_TEST_KEY", attempts=1)
-        for backend in (plain, user):
-            echo[:] = ["Basic bWU6aHVudGVyMjI="]
-            try:
-                said = backend.complete([ask()])[0].error
-            except BackendError as error:
-                said = str(error)
-            assert "bad header" in said
-            shown = said + repr(backend) + backend.name + caplog.text
-            assert KEY not in shown
-        assert "hunter22" not in shown
-        assert "bWU6aHVudGVyMjI=" not in shown
-        assert KEY.encode() not in pickle.dumps(plain)
+    with OpenAIServer(lambda body: Reply(error_body(f"bad header for {KEY}"), status)) as server:
+        backend = backend_for(server, api_key_env="ACE_TEST_KEY", attempts=1)
+        try:
+            said = backend.complete([ask()])[0].error
+        except BackendError as error:
+            said = str(error)
+    assert "bad header for ***" in said
+    assert KEY not in said + repr(backend) + backend.name + caplog.text
+    assert KEY.encode() not in pickle.dumps(backend)
 
 
 def test_key_with_impossible_characters_is_not_shown(monkeypatch):
@@ -372,6 +375,36 @@ def test_base_url_that_is_none_is_refused_without_its_secrets(url, shown):
     assert "hunter22" not in str(caught.value)
 
 
+@pytest.mark.parametrize("user", ["me:hunter22@", "hunter22@", ":hunter22@"])
+def test_base_url_with_a_password_is_refused_since_settings_are_saved(user):
+    with pytest.raises(ValueError, match=r"base_url: expected 'http://host/v1' without .*settings are saved") as caught:
+        OpenAIBackend(f"http://{user}host/v1")
+    assert "hunter22" not in str(caught.value)
+
+
+@pytest.mark.parametrize("pasted", ["sk-secret-4711", "4711", "a b", "OPENAI_API_KEY\n", ""])
+def test_key_in_place_of_its_variables_name_is_refused_and_not_shown(pasted):
+    with pytest.raises(ValueError, match="api_key_env: expected the name of an environment variable") as caught:
+        OpenAIBackend(api_key_env=pasted)
+    assert "4711" not in str(caught.value)
+    assert [OpenAIBackend(api_key_env=name).api_key_env for name in (None, "_key2")] == [None, "_key2"]
+
+
+NULL = ("base_url", "model", "timeout", "attempts", "concurrency", "schema_mode", "max_tokens_field", "backoff")
+
+
+@pytest.mark.parametrize("option", NULL)
+def test_option_that_is_null_is_named(option):
+    with pytest.raises(ValueError, match=f"^{option}: expected .*got None$"):
+        OpenAIBackend(**{option: None})
+
+
+def test_tokens_go_by_the_name_that_the_server_wants():
+    with OpenAIServer(lambda body: "x") as server:
+        backend_for(server, max_tokens_field="max_completion_tokens").complete([ask(max_tokens=7)])
+    assert (server.bodies[0]["max_completion_tokens"], "max_tokens" in server.bodies[0]) == (7, False)
+
+
 def test_trailing_slashes_and_blanks_of_the_base_url_do_not_matter():
     with OpenAIServer(lambda body: "x") as server:
         assert OpenAIBackend(f" {server.url}// ", "m").complete([ask()])[0].text == "x"
@@ -384,13 +417,17 @@ def test_trailing_slashes_and_blanks_of_the_base_url_do_not_matter():
         ("concurrency", 0),
         ("context_size", 0),
         ("timeout", 0.0),
+        ("timeout", 86_401.0),
+        ("timeout", float("inf")),
         ("backoff", -1.0),
         ("backoff", float("nan")),
+        ("backoff", float("inf")),
         ("schema_mode", "xml"),
+        ("max_tokens_field", "model"),
     ],
 )
 def test_option_out_of_range_is_named(option, value):
-    with pytest.raises(ValueError, match=option):
+    with pytest.raises(ValueError, match=f"^{option}: expected .*got "):
         OpenAIBackend(**{option: value})
 
 

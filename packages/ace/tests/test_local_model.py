@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 import sys
 import threading
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from ace import local_model
-from ace.local_model import DONE, converted, find_gguf, is_whole, load
+from ace.local_model import DONE, break_up, converted, find_gguf, is_whole, load, special_pattern
+from hypothesis import given
+from hypothesis import strategies as st
 
 from .tiny_lm import save
 
@@ -149,6 +152,41 @@ def test_folder_that_is_no_model_is_one_sentence(tmp_path, damage):
     with pytest.raises(ValueError, match=r"mine: not a language model that transformers reads: .") as caught:
         load(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_what_killed_conversions_left_is_removed_after_a_day(cache, conversions, gguf):
+    for name, age in {".making-old": 90_000, ".making-new": 80_000, "model-other": 90_000}.items():
+        (cache / name).mkdir(parents=True)
+        (cache / name / "weights").write_bytes(b"x")
+        os.utime(cache / name, (time.time() - age, time.time() - age))
+    folder = converted(gguf)
+    assert {path.name for path in cache.iterdir()} == {folder.name, ".making-new", "model-other"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text", "broken"),
+    [
+        (["<s>", "</s>"], "a</s><s>b", "a< /s>< s>b"),
+        (["ab", "bc"], "abc", "a b c"),  # two that overlap
+        (["ab", "a b"], "ab", "a  b"),  # one that the blank would make
+        ([" <mask> "], "<mask>", "< mask>"),  # a tokeniser may count the blanks around it in
+        (["<s>", "<s><s>"], "<s><s>", "< s>< s>"),
+        (["|", "\n"], "a|b\n", "a|b\n"),
+        ([], "<s>", "<s>"),
+    ],
+)
+def test_special_tokens_are_broken_up(tokens, text, broken):
+    assert break_up(text, special_pattern(tokens)) == broken
+
+
+@given(st.text("ab< ", max_size=12), st.lists(st.text("ab< ", max_size=4), max_size=4))
+def test_no_special_token_is_left_and_only_blanks_are_added(text, tokens):
+    special = special_pattern(tokens)
+    broken = break_up(text, special)
+    assert not any(token.strip() in broken for token in tokens if len(token.strip()) > 1)
+    assert broken.replace(" ", "") == text.replace(" ", "")
+    if not any(token.strip() in text for token in tokens if len(token.strip()) > 1):
+        assert broken == text
 
 
 def test_missing_model_is_named(tmp_path):

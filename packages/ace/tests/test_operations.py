@@ -160,6 +160,23 @@ def test_additions_in_two_orders_differ_in_ids_alone():
     assert ([b.id for b in one.bullets[-1:]], [b.id for b in other.bullets[-1:]]) == (["misc-00010"], ["misc-00009"])
 
 
+def test_what_would_pass_the_highest_id_or_counter_is_skipped():
+    most = 10**12
+    bullets = (Bullet("a-00001", "x", most), Bullet("a-00002", "y", 1), Bullet("a-00003", "z", 0, 1))
+    nearly = Playbook((Section("A", bullets),), 10**15 - 1)
+    add = [Add(section="A", content=content) for content in ("one", "two")]
+    merge = [Merge(ids=("a-00001", other), content="m") for other in ("a-00002", "a-00003")]
+    after, report = apply(nearly, [*add, *merge])
+    assert report.done == [(add[0], f"a-{10**15 - 1}"), (merge[1], "a-00001")]
+    assert [reason for _, reason in report.skipped] == [
+        "there is no id for a further bullet below 1000000000000000",
+        "the counters would add up to more than 1000000000000",
+    ]
+    assert after.next_id == 10**15
+    assert after.bullets[0] == Bullet("a-00001", "m", most, 1)
+    assert after.get("a-00002") == bullets[1]
+
+
 def test_an_empty_delta_is_the_identity():
     after, report = apply(PLAYBOOK, [])
     assert after is PLAYBOOK
@@ -177,6 +194,8 @@ def test_operations_are_validated_each_alone():
         {"type": "UPDATE", "id": 1, "content": "x"},
         {"type": "ADD", "section": "A", "content": "\ud800"},
         {"type": "MERGE", "ids": "a-00001", "content": "x"},
+        {"type": "ADD", "section": "\udfff", "content": "x"},
+        {"type": "UPDATE", "id": "\udfff", "content": "x"},
         {"type": "DELETE", "id": "a-00001"},
     ]
     parsed, rejected = parse_operations(raw)
@@ -185,7 +204,7 @@ def test_operations_are_validated_each_alone():
         Merge(ids=("a-00001", "a-00002"), content="x"),
         Delete(id="a-00001"),
     ]
-    assert [sentence.split(" is not valid: ")[0] for sentence in rejected] == [f"operation {i}" for i in range(3, 10)]
+    assert [sentence.split(" is not valid: ")[0] for sentence in rejected] == [f"operation {i}" for i in range(3, 12)]
     assert rejected[0].endswith("ADD.content: Field required")
     assert "'REPLACE'" in rejected[1]
     assert all("\n" not in sentence for sentence in rejected)

@@ -27,7 +27,7 @@ PIECES += ["::", "[calc-00001]", "helpful=1 harmful=2 ::", "##", "#", "## A", "\
 # Not st.text(), which spends seconds on a table of all characters.
 anything = st.integers(0, 0x10FFFF).filter(lambda code: not 0xD800 <= code < 0xE000).map(chr)
 contents = st.lists(st.sampled_from(PIECES) | anything, max_size=8).map("".join)
-counts = st.integers(0, 9) | st.integers(0, 10**30)
+counts = st.integers(0, 9) | st.integers(0, 10**12)
 names = st.sampled_from(["A", "# B", "C: D", "É & F", "[calc-00001] G", "helpful=1", "OTHERS", "1"])
 
 
@@ -258,6 +258,31 @@ def test_render_by_id_appends_new_bullets_at_the_end(order):
     assert render(after, order, False).startswith(render(before, order, False)) == (order == "ids")
     assert render(after, "ids", False) == "[b-00002] y\n[a-99999] x\n[a-100000] z"
     assert render(after, "sections", False) == "## A\n[a-99999] x\n[a-100000] z\n\n## B\n[b-00002] y"
+
+
+def test_ids_and_counters_end_at_the_same_bounds_however_they_are_given():
+    last, most = f"a-{10**15 - 1}", 10**12
+    full = Playbook((Section("A", (Bullet(last, "x", most, most),)),), 10**15)
+    assert Playbook.from_text(full.to_text()) == Playbook.from_json(full.to_json()) == full
+    with pytest.raises(PlaybookError, match=r"next_id must be at most 10{15}, got 10{14}1$"):
+        replace(full, next_id=10**15 + 1)
+    for text, said in {
+        f"[a-{10**15}] x": "the id of a bullet must be like calc-00012",
+        f"[a-00001] helpful={most + 1} harmful=0 :: x": "bullet a-00001: helpful, harmful and step must be at most",
+        f"[a-00001] helpful=0 harmful={most + 1} :: x": "bullet a-00001: helpful, harmful and step must be at most",
+        f"[a-00001] helpful={'1' * 5000} harmful=0 :: x": "at most 1000000000000, got a number of 5000 digits",
+    }.items():
+        with pytest.raises(PlaybookError, match=said):
+            Playbook.from_text(f"## A\n{text}\n")
+    for old, new, said in [
+        (f'"next_id": {10**15}', f'"next_id": {10**15 + 1}', "next_id must be at most"),
+        (f'"harmful": {most}', f'"harmful": {most + 1}', "must be at most"),
+        ('"step": 0', f'"step": {most + 1}', "must be at most"),
+    ]:
+        with pytest.raises(PlaybookError, match=said):
+            Playbook.from_json(full.to_json().replace(old, new))
+    with pytest.raises(PlaybookError, match="must be at most"):
+        full.tagged({last: "helpful"})
 
 
 def test_bullets_are_found_by_id():

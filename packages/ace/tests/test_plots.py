@@ -1,6 +1,7 @@
 """What the figures of a run draw, and that equal data give equal files."""
 
 import json
+import logging
 
 import ace.plots as plots
 import pytest
@@ -111,3 +112,24 @@ def test_a_run_draws_all_figures_and_equal_runs_give_equal_files(tmp_path):
     files = [{file.name: file.read_bytes() for file in (tmp_path / n / "figures").iterdir()} for n in ("a", "b")]
     assert set(files[0]) == {"progress.png", "counters.png", "usage.png"}
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "3", "{}", '{"step": 1, "tokens": 2, "before": 3}', '{"step": "1", "tokens": 2, "before": []}']
+)
+def test_a_damaged_log_of_steps_costs_its_figure_alone_and_is_named(tmp_path, caplog, line):
+    (tmp_path / "steps.jsonl").write_text(f"{json.dumps(STEPS[0])}\n{line}\n")
+    with caplog.at_level(logging.WARNING):
+        draw_run(tmp_path, HISTORY, BOOK, USAGE)
+    assert "progress.png is left out" in caplog.text
+    assert "steps.jsonl, line 2: " in caplog.text
+    assert {file.name for file in (tmp_path / "figures").iterdir()} == {"counters.png", "usage.png"}
+
+
+def test_large_numbers_are_drawn(tmp_path, drawn):
+    most = 10**12
+    draw_counters(Playbook((Section("A", (Bullet("a-00001", "x", most, most),)),), 2), tmp_path / "counters.png")
+    assert bars(drawn[0].axes[0]) == {"helpful": [(0, most)], "harmful": [(0, -most)]}
+    huge = {"calls": 1, "prompt_tokens": 10**25, "cached_tokens": 10**24, "completion_tokens": 10**23}
+    draw_usage({"curator": huge}, tmp_path / "usage.png")
+    assert bars(drawn[1].axes[0])["read"] == [(0, pytest.approx(9e24))]

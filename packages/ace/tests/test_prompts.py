@@ -104,6 +104,8 @@ def test_a_marker_within_a_line_begins_no_turn(tmp_path):
             r"generator\.jinja: the last turn .* must be \[\[user\]\], got \[\[assistant",
         ),
         ("[[user]]\n{% if x %}", r"generator\.jinja: not a valid template"),
+        ("[[user]]\n" + "{% for i in [1] %}" * 30 + "{% endfor %}" * 30, r"generator\.jinja: not a valid template"),
+        ("[[user]]\n{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", r"generator\.jinja: not a valid template"),
         (b"[[user]]\nd\xe9j\xe0", r"generator\.jinja: not UTF-8 text"),
     ],
 )
@@ -117,6 +119,15 @@ def test_a_template_by_another_name_would_never_be_used_and_is_refused(tmp_path)
         ValueError, match=r"genrator\.jinja: expected a template named one of .*curator, generator, merge"
     ):
         Prompts(write(tmp_path / "own", "[[user]]\nQ", "genrator.jinja"))
+
+
+@pytest.mark.parametrize("files", [[], ["generator.txt", "curator.jinja2"]])
+def test_a_folder_without_templates_is_refused_with_the_names_it_may_hold(tmp_path, files):
+    (tmp_path / "own").mkdir()
+    for file in files:
+        write(tmp_path / "own", "[[user]]\nQ", file)
+    with pytest.raises(ValueError, match=r"own: expected .* templates .*curator\.jinja, generator\.jinja, .*got none"):
+        Prompts(tmp_path / "own")
 
 
 def test_a_missing_folder_is_named(tmp_path):
@@ -136,6 +147,11 @@ def test_a_missing_folder_is_named(tmp_path):
         "{{ range(10 ** 9) }}",
         "{{ 1 // 0 }}",
         "{{ question.nothing }}",
+        "{{ '%(a)s' % {} }}",
+        "{{ '{9}'.format(1) }}",
+        "{{ [3] | map('upper') | list | sum(attribute='x') }}",
+        "{{ 3 | dictsort }}",
+        "{% macro again(n) %}{{ again(n) }}{% endmacro %}{{ again(1) }}",
     ],
 )
 def test_a_template_sees_its_values_alone_and_changes_none(tmp_path, expression):

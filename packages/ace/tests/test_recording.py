@@ -166,7 +166,18 @@ def test_replay_reads_a_cut_log_and_leaves_it_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line", [b"{", b"", b"[]", b"3", b"{}", b'{"key": 1}', b"\xff", b'{"key":"k","backend":"b","completion":{"no":1}}']
+    "line",
+    [
+        b"{",
+        b"",
+        b"[]",
+        b"3",
+        b"{}",
+        b'{"key": 1}',
+        b"\xff",
+        b"[" * 100_000,
+        b'{"key":"k","backend":"b","completion":{"no":1}}',
+    ],
 )
 def test_malformed_line_is_named(tmp_path, line):
     log = tmp_path / "calls.jsonl"
@@ -177,6 +188,57 @@ def test_malformed_line_is_named(tmp_path, line):
         with pytest.raises(ValueError, match=r"calls\.jsonl, line 2: ") as caught:
             reader(log)
         assert "\n" not in str(caught.value)
+
+
+def changed(**fields):
+    return lambda entry: entry["completion"].update(fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (changed(prompt_tokens="5"), "prompt_tokens must be a whole number"),
+        (changed(completion_tokens=-1), "completion_tokens must be a whole number"),
+        (changed(cached_tokens=True), "cached_tokens must be a whole number"),
+        (changed(prompt_tokens=10**13), "prompt_tokens must be a whole number"),
+        (changed(finish_reason="done"), "finish_reason must be stop, length or error, got 'done'"),
+        (changed(error=3), "error must be a text or null, got 3"),
+        (changed(text=None), "expected strings"),
+        (lambda entry: entry.update(role=1), "expected strings"),
+        (lambda entry: entry.update(seconds="1"), "seconds must be a number"),
+        (lambda entry: entry.update(seconds=float("nan")), "seconds must be a number"),
+        (lambda entry: entry.update(cached=0), "cached must be true or false"),
+    ],
+)
+def test_value_of_another_type_is_named_with_its_line(tmp_path, change, said):
+    log = tmp_path / "calls.jsonl"
+    Recorder(Counting(), log).complete([ask("a"), ask("b")])
+    first, second = entries(log)
+    change(second)
+    log.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    with pytest.raises(ValueError, match=rf"calls\.jsonl, line 2: no entry of a log of completions \({said}"):
+        list(read_log(log))
+
+
+@pytest.mark.parametrize(
+    ("answers", "got"),
+    [
+        ([Completion("x")], "got 1"),
+        ([Completion("x")] * 3, "got 3"),
+        ([Completion("x"), None], "got NoneType among them"),
+        (["x", "y"], "got str among them"),
+        (None, "got NoneType"),
+    ],
+)
+def test_backend_that_returns_something_else_is_named_and_nothing_is_written(tmp_path, answers, got):
+    class Careless(Counting):
+        def complete(self, requests):
+            return answers
+
+    said = f"^Careless.complete must return a list of 2 completions, {got}$"
+    with pytest.raises(ValueError, match=said):
+        Recorder(Careless(), tmp_path / "calls.jsonl").complete([ask("a"), ask("b")])
+    assert not (tmp_path / "calls.jsonl").exists()
 
 
 def test_missing_request_says_role_step_and_first_words(tmp_path):

@@ -210,6 +210,10 @@ def test_an_unknown_path_is_404(server):
 def test_a_body_that_is_too_long_or_has_no_length_is_refused_unread(server):
     huge = {"Content-Length": str(17 * 1024**2)}
     assert send(server, "POST", "/v1/chat/completions", b"{}", huge)[0] == 413
+    for digits in ("9" * 5000, "0" * 5000 + str(17 * 1024**2)):
+        status, reply = send(server, "POST", "/v1/chat/completions", b"{}", {"Content-Length": digits})
+        assert status == 413
+        assert len(reply["error"]["message"]) < 100
     chunked = {"Transfer-Encoding": "chunked", "Content-Length": "x"}
     assert send(server, "POST", "/v1/chat/completions", b"{}", chunked)[0] == 411
 

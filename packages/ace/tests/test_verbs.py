@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ace.app import AceCLI
@@ -65,6 +66,7 @@ def settings(url):
     return [
         *FAST,
         "--trainer.val_check_interval=1.0",
+        "--trainer.check_val_every_n_epoch=1",
         *backend,
         "--model.roles=ace.JsonRoles",
         "--data.name=jsonl",
@@ -132,7 +134,8 @@ def test_an_online_run_is_not_called_untrained(capsys, caplog):
 
 def test_online_takes_the_epochs_of_an_option_and_not_of_a_config(monkeypatch):
     asked = []
-    monkeypatch.setattr(AceCLI, "main", classmethod(lambda cls, argv: asked.append(list(argv))))
+    built = SimpleNamespace(datamodule=SimpleNamespace(protocol="online"), fit_and_test=dict)
+    monkeypatch.setattr(AceCLI, "of_arguments", classmethod(lambda cls, argv: asked.append(list(argv)) or built))
     AceCLI.online(["--trainer.max_epochs=2", "--config", "default", "-c", "jsonl", "--data.window=3"])
     AceCLI.online(["--config=default"])
     AceCLI.online([])
@@ -183,6 +186,25 @@ def test_replay_of_a_changed_prompt_or_an_unfinished_run_is_one_sentence(capsys)
         (copy / file).unlink()
     run("replay", copy, code=2)
     assert "the run has not ended" in capsys.readouterr().err
+
+
+def test_replay_without_test_metrics_says_so_and_exits_with_1(capsys):
+    copy = redirected("offline", "http://127.0.0.1:9/v1")
+    (copy / "test.json").unlink()
+    run("replay", copy, code=1)
+    said = capsys.readouterr().out
+    assert "2 results are equal, 0 differ" in said
+    assert "the run has no test.json: metrics were not compared" in said
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"accuracy": "1"}', "[" * 100_000, '{"accuracy": null}'])
+def test_replay_of_damaged_test_metrics_is_one_sentence_that_names_the_file(text, capsys):
+    copy = redirected("offline", "http://127.0.0.1:9/v1")
+    (copy / "test.json").write_text(text)
+    run("replay", copy, code=2)
+    said = capsys.readouterr().err
+    assert f"{copy / 'test.json'}: not the metrics of a run" in said
+    assert "Traceback" not in said
 
 
 def test_replay_needs_no_backend_that_this_machine_lacks(capsys):

@@ -87,8 +87,8 @@ def ended_by_signals(trainer: Trainer) -> Iterator[None]:
         sys.exit(TERMINATED)
     except MisconfigurationException as error:
         raise ValueError(f"trainer: {' '.join(str(error).split())}") from error
-    except SystemExit:
-        if trainer.interrupted:
+    except SystemExit as ending:
+        if trainer.interrupted and ending.code != TERMINATED:
             raise KeyboardInterrupt from None
         raise
     if trainer.interrupted:

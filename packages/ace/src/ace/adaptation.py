@@ -138,6 +138,9 @@ class ACE(Learner):
         self.rewrite_merged, self.retrieve, self.look_after = rewrite_merged, retrieve, look_after
         self.playbook = Playbook.empty(SECTIONS[sections]) if playbook is None else books.load(playbook)
         self.learned: list[tuple[str, ...]] = []
+        headers = self.tokens(self.playbook.with_bullets({}))
+        if headers > budget:
+            raise ValueError(f"budget is {budget}, but the playbook has {headers} tokens without any bullet")
 
     def text(self) -> str:
         """Return the playbook as the Generator sees it."""
@@ -145,7 +148,8 @@ class ACE(Learner):
 
     def tokens(self, playbook: Playbook) -> int:
         """Count the tokens of a playbook as the Generator sees it."""
-        return self.roles.chat.recorder.count_tokens(self.roles.render(playbook))
+        text = self.roles.render(playbook)
+        return self.roles.chat.recorder.count_tokens(text) if text else 0
 
     def shown(self, samples: Sequence[Sample]) -> list[Playbook]:
         """Return the playbook for each sample: whole, or what is retrieved for its question."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from shared.checkpoints import atomic_write, load
+from shared.checkpoints import CheckpointError, atomic_write, load
 from shared.papercli import PaperCLI
 
 from ace.adaptation import ACE
 from ace.data import AceData
-from ace.module import CALLS, ACEModule
+from ace.module import CALLS, START, TEMPLATES, ACEModule
 from ace.plots import draw_run
 
 ONLINE = ["--data.protocol=online", "--trainer.max_epochs=0"]
@@ -51,7 +53,19 @@ class AceCLI(PaperCLI):
             named = word in ("--config", "-c")
             (configs if named or word.startswith("--config=") else options).append(word)
             configs += [next(words, "")] if named else []
-        return cls.main([*(configs or ["--config=country_online"]), *ONLINE, *options])
+        cli = cls.of_arguments([*(configs or ["--config=country_online"]), *ONLINE, *options])
+        if cli.datamodule.protocol != "online":
+            raise ValueError(f"data.protocol must be online for this verb, got {cli.datamodule.protocol}")
+        return cli.fit_and_test()
+
+    def __init__(self, args: Sequence[str], *, run: Path | None = None, **more: Any) -> None:
+        super().__init__([*([] if run is None else sources_of(run)), *args], run=run, **more)
+
+    def instantiate_classes(self) -> None:
+        """Build model and data, unless an option of theirs is null that must not be."""
+        for part in ("method", "roles", "backend"):
+            refuse_nulls(f"model.{part}", self.config.model[part])
+        super().instantiate_classes()
 
     def fit_and_test(self) -> dict[str, float]:
         """Train, then test. Online with no epoch of training, all of the learning is in the test loop."""
@@ -74,7 +88,11 @@ class AceCLI(PaperCLI):
 
     def load_weights(self, checkpoint: Path) -> None:
         """Load the context of a checkpoint: there are no weights."""
-        self.model.on_load_checkpoint(load(checkpoint, package=self.paper, map_location="cpu"))
+        loaded = load(checkpoint, package=self.paper, map_location="cpu")
+        try:
+            self.model.on_load_checkpoint(loaded)
+        except ValueError as error:
+            raise CheckpointError(f"{checkpoint}: {error}") from error
 
     def after_test(self) -> dict[str, float]:
         """Write the playbook, or what else the method has in the context, into the run's folder, and draw figures."""
@@ -93,3 +111,34 @@ class AceCLI(PaperCLI):
             if not self.quiet:
                 draw_run(folder, self.model.history, playbook, usage)
         return {}
+
+
+def sources_of(run: Path) -> list[str]:
+    """Return the settings by which a run starts from its own copies of playbook and templates.
+
+    Args:
+        run: its folder.
+    """
+    start, templates = run / START, run / TEMPLATES
+    return [
+        *([f"--model.method.init_args.playbook={start}"] if start.is_file() else []),
+        *([f"--model.templates={templates}"] if templates.is_dir() else []),
+    ]
+
+
+def refuse_nulls(name: str, settings: Any) -> None:
+    """Refuse null for options of a class that do not take it; the parser lets it through.
+
+    Args:
+        name: of the setting, for the message.
+        settings: with `class_path` and `init_args`.
+
+    Raises:
+        ValueError: if there is such an option.
+    """
+    given = settings.get("init_args") or {}
+    module, _, kind = settings.class_path.rpartition(".")
+    parameters = signature(getattr(import_module(module), kind).__init__).parameters
+    for option, value in vars(given).items() if hasattr(given, "__dict__") else given.items():
+        if value is None and option in parameters and "None" not in str(parameters[option].annotation):
+            raise ValueError(f"{name}.init_args.{option} must not be null")

@@ -6,6 +6,7 @@ a file unless it is told where to write.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ from ace.playbook import Bullet, Order, Playbook, PlaybookError, Section, load, 
 
 WRITTEN = (".json", ".md", ".txt")
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
 
 def show(file: str) -> None:
     """Print a table of each section that has bullets."""
@@ -29,11 +32,11 @@ def show(file: str) -> None:
     for section in playbook.sections:
         if not section.bullets:
             continue
-        table = Table(title=Text(f"{section.name} ({len(section.bullets)})"), title_justify="left")
+        table = Table(title=plain(f"{section.name} ({len(section.bullets)})"), title_justify="left")
         for heading in ("id", "helpful", "harmful", "lesson"):
             table.add_column(heading, justify="right" if heading in ("helpful", "harmful") else "left")
         for bullet in section.bullets:
-            table.add_row(Text(bullet.id), str(bullet.helpful), str(bullet.harmful), Text(bullet.content))
+            table.add_row(Text(bullet.id), str(bullet.helpful), str(bullet.harmful), plain(bullet.content))
         console.print(table)
     empty = sum(not section.bullets for section in playbook.sections)
     line(f"{len(playbook)} bullets in {len(playbook.sections) - empty} sections; {empty} more are empty")
@@ -48,7 +51,7 @@ def stats(file: str, exact: bool) -> None:
         table.add_column(heading, justify="left" if heading == "section" else "right", overflow="fold")
     for section in playbook.sections:
         table.add_row(
-            Text(section.name), *figures(section.bullets, count(render(replace(playbook, sections=(section,)))))
+            plain(section.name), *figures(section.bullets, count(render(replace(playbook, sections=(section,)))))
         )
     table.add_section()
     table.add_row("all", *figures(playbook.bullets, count(render(playbook))))
@@ -260,6 +263,16 @@ def stdout() -> Console:
     return Console(file=sys.stdout)
 
 
+def plain(text: str, style: str = "") -> Text:
+    """Return a text as a terminal may be given it: control characters, which could take it over, as their codes.
+
+    Args:
+        text: what a playbook holds; its line breaks and tabs stay.
+        style: of all of it.
+    """
+    return Text(_CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text), style=style)
+
+
 def line(text: str, style: str | None = None) -> None:
     """Print a line that is not broken, coloured on a terminal."""
-    stdout().print(Text(text, style=style or ""), soft_wrap=True)
+    stdout().print(plain(text, style or ""), soft_wrap=True)

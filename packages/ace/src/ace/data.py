@@ -30,7 +30,8 @@ AppWorldTest = Literal["test_normal", "test_challenge"]
 Protocol = Literal["offline", "online"]
 TestOn = Literal["test", "val"]
 
-LEARNT_FROM: tuple[Part, ...] = ("train", "val")
+PARTS: tuple[Part, ...] = ("train", "val", "test")
+LEARNT_FROM = PARTS[:2]
 FILELESS = ("country", "appworld")
 
 
@@ -102,7 +103,7 @@ class AceData(LightningDataModule):
             15 in the released code.
         protocol: `offline`: train on one part of the data, test on another; `online`: go through the test samples once,
             in an order that is a function of the seed, answer first and learn after. Online, `country` asks for each
-            fact twice, in the wordings of training and test.
+            fact twice, in the wordings of training and test, unless it was trained on before.
         train_size: use the first so many samples only; None for all.
         val_size: likewise to validate on.
         test_size: likewise to test on.
@@ -249,20 +250,30 @@ class AceData(LightningDataModule):
         return self._contents[part]
 
     def _check_leakage(self) -> None:
-        """Refuse test questions that are also trained or validated on."""
-        if not self._path("test").is_file():
-            return
-        test = self._read("test")
-        for part in LEARNT_FROM:
-            if not self._path(part).is_file():
-                continue
-            seen = set(map(key, self._read(part)))
-            if both := [sample.id for sample in test if key(sample) in seen]:
-                other = self._path(part).name
-                message = f"{self._path('test')}: {len(both)} of its questions are also in {other}, first {both[0]}"
-                if self.dataset == "jsonl":
-                    raise ValueError(message)
-                log.warning("%s", message)  # the published figures are of these files as they are
+        """Refuse questions to score that are also learned from: test and validation must be others than training."""
+        files: dict[Part, list[Sample]] = {part: self._read(part) for part in PARTS if self._path(part).is_file()}
+        pairs: list[tuple[Part, Part]] = [("test", "train"), ("test", "val"), ("val", "train")]
+        for scored, learned in pairs:
+            seen = set(map(key, files.get(learned, [])))
+            if both := [sample.id for sample in files.get(scored, []) if key(sample) in seen]:
+                self._refuse(
+                    f"{self._path(scored)}: {len(both)} of its questions are also in {self._path(learned).name}, "
+                    f"first {both[0]}"
+                )
+        if self.protocol == "online":
+            first: dict[tuple[str, str], str] = {}
+            for sample in files.get("test", []):
+                if (earlier := first.setdefault(key(sample), sample.id)) != sample.id:
+                    self._refuse(
+                        f"{self._path('test')}: {sample.id} asks what {earlier} asks, which is learned from by then"
+                    )
+                    break
+
+    def _refuse(self, message: str) -> None:
+        """Refuse files of the user's; the published figures are of the released files as they are."""
+        if self.dataset == "jsonl":
+            raise ValueError(message)
+        log.warning("%s", message)
 
     @property
     def _shard(self) -> tuple[int, int]:
@@ -292,7 +303,7 @@ class AceData(LightningDataModule):
         samples = self.samples(self.test_on)
         if self.protocol == "offline":
             return self._evaluation_loader(samples)
-        if self.dataset == "country":
+        if self.dataset == "country" and (self.trainer is None or self.trainer.max_epochs == 0):
             samples = [*self.samples("train"), *samples]
         if self._shard[1] > 1:
             raise ValueError(f"protocol online needs one process, got {self._shard[1]}: each answer waits for the last")

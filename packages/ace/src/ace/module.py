@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from ace.data import AceData
 
 FLOOR, CEILING = 0.05, 0.95  # accuracies without a context, between which a context can be expected to help
-CALLS, STEPS = "calls.jsonl", "steps.jsonl"
+# What a run's folder holds: completions, steps, and what it started from.
+CALLS, STEPS, START, TEMPLATES = "calls.jsonl", "steps.jsonl", "start.json", "templates"
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class ACEModule(LightningModule):
         self.automatic_optimization = False
         self.make_method, self.make_roles, self.backend = method, roles, backend
         self.prompts, self.keep, self.cache, self.seed = Prompts(templates), keep, cache, seed
+        self.templates = templates
         self.folder: Path | None = None  # of the run; nothing is written without
         self.learner: Learner | None = None
         self.step = 0
@@ -99,9 +101,25 @@ class ACEModule(LightningModule):
             self.recorder = Recorder(self.backend, log_file, self.cache)
             self.chat = Chat(self.recorder, self.prompts, self.data.task, self.seed)
             self.learner = self.make_method(self.make_roles(self.chat))
+            self.keep_sources()
             if self.loaded:
                 self.take_over(self.loaded)
         return self.learner
+
+    def keep_sources(self) -> None:
+        """Copy what a run starts from into its folder: the files may change, or go, before it is resumed."""
+        if self.folder is None or not self.trainer.is_global_zero:
+            return
+        texts = {}
+        if isinstance(self.learner, ACE) and len(self.learner.playbook):
+            texts[START] = self.learner.playbook.to_json()
+        if self.templates is not None:
+            texts |= {f"{TEMPLATES}/{file.name}": file.read_text("utf-8") for file in self.templates.glob("*.jinja")}
+        for name, text in texts.items():
+            if not (self.folder / name).exists():
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                with atomic_write(self.folder / name) as file:
+                    file.write(text.encode())
 
     def setup(self, stage: str) -> None:
         """Refuse to learn on several processes, and make what is needed."""
@@ -159,7 +177,7 @@ class ACEModule(LightningModule):
 
     def on_train_start(self) -> None:
         """Validate the context as it is before the first step."""
-        if self.step == 0 and self.validated < 0:
+        if self.step == 0 and self.validated < 0 and self.trainer.enable_validation:
             self.validate()
 
     def training_step(self, batch: list[Sample], batch_index: int) -> None:
@@ -217,7 +235,7 @@ class ACEModule(LightningModule):
 
         It is done here, at the end of each epoch, since the last checkpoint is written right after this.
         """
-        if self.validated < self.step:
+        if self.validated < self.step and self.trainer.enable_validation:
             self.validate()
 
     def restore(self) -> None:
@@ -291,13 +309,20 @@ class ACEModule(LightningModule):
         }
 
     def take_over(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
-        self.step, self.validated, self.best = state["step"], state["validated"], state["best"]
-        self.history, self.reflected = state["history"], set(state["reflected"])
-        self.method.load_state(state["context"])
-        self.recorder.load_state(state["usage"])
-        self.chat.unreadable.clear()
-        self.chat.unreadable.update(state["unreadable"])
+        """Take over what `state` returned.
+
+        Raises:
+            ValueError: if it is of another method, or no such state.
+        """
+        try:
+            self.step, self.validated, self.best = state["step"], state["validated"], state["best"]
+            self.history, self.reflected = state["history"], set(state["reflected"])
+            self.method.load_state(state["context"])
+            self.recorder.load_state(state["usage"])
+            self.chat.unreadable.clear()
+            self.chat.unreadable.update(state["unreadable"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"the checkpoint does not fit {type(self.method).__name__}: {error!r}") from error
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the context and what belongs to it."""
@@ -305,6 +330,8 @@ class ACEModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take both over, now or as soon as there is a method."""
+        if "ace" not in checkpoint:
+            raise ValueError("the checkpoint holds no context of a run of ace")
         self.loaded = checkpoint["ace"]
         if self.learner is not None:
             self.take_over(self.loaded)

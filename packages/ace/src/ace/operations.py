@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ace.playbook import OTHERS, Bullet, Playbook, Section, by_number, section_key, slug
+from ace.playbook import MOST_COUNT, NEXT_LIMIT, OTHERS, Bullet, Playbook, Section, by_number, section_key, slug
 
 
 def _require_all(schema: dict[str, Any]) -> None:
@@ -21,12 +21,12 @@ def _require_all(schema: dict[str, Any]) -> None:
     schema["required"] = list(schema["properties"])
 
 
-def _is_text(content: str) -> str:
-    content.encode()  # half a surrogate pair, which JSON can escape, is a UnicodeEncodeError and so a ValueError
-    return content
+def _is_text(value: str) -> str:
+    value.encode()  # half a surrogate pair, which JSON can escape, is a UnicodeEncodeError and so a ValueError
+    return value
 
 
-Content = Annotated[str, AfterValidator(_is_text)]
+Text = Annotated[str, AfterValidator(_is_text)]
 
 
 class _Model(BaseModel):
@@ -37,31 +37,31 @@ class Add(_Model):
     """Append a bullet to a section; a section that is not there stands for OTHERS."""
 
     type: Literal["ADD"] = "ADD"
-    section: str
-    content: Content
+    section: Text
+    content: Text
 
 
 class Update(_Model):
     """Replace a bullet's content; its id, counters and step stay."""
 
     type: Literal["UPDATE"] = "UPDATE"
-    id: str
-    content: Content
+    id: Text
+    content: Text
 
 
 class Merge(_Model):
     """Replace two or more bullets by one, which has the lowest id, its place, and the sums of the counters."""
 
     type: Literal["MERGE"] = "MERGE"
-    ids: tuple[str, ...]
-    content: Content
+    ids: tuple[Text, ...]
+    content: Text
 
 
 class Delete(_Model):
     """Remove a bullet."""
 
     type: Literal["DELETE"] = "DELETE"
-    id: str
+    id: Text
 
 
 Operation = Annotated[Add | Update | Merge | Delete, Field(discriminator="type")]
@@ -109,8 +109,8 @@ def apply(playbook: Playbook, operations: Sequence[Operation], step: int = 0) ->
     """Apply a delta.
 
     The operations are applied in order, and one that cannot be is skipped: its content is blank, an added text is there
-    already (up to case and blanks), or it names a bullet that is not there, or was removed or made by this very delta.
-    Blanks around a content are dropped.
+    already (up to case and blanks), it names a bullet that is not there, or was removed or made by this very delta, or
+    the next id or a sum of counters would be above the highest. Blanks around a content are dropped.
 
     Args:
         playbook: what the operations were written for; it is not changed.
@@ -180,6 +180,8 @@ class _Draft:
             self.texts = Counter(_normalised(b.content) for bullets in self.sections.values() for b in bullets.values())
         if self.texts[_normalised(content)]:
             raise _SkipError("a bullet with this content is there already")
+        if self.next_id >= NEXT_LIMIT:
+            raise _SkipError(f"there is no id for a further bullet below {NEXT_LIMIT}")
         key = section_key(section)
         if key not in self.sections:
             key = section_key(OTHERS)
@@ -194,10 +196,12 @@ class _Draft:
     def _merge(self, bullets: list[Bullet], content: str) -> str:
         if len(bullets) < 2:
             raise _SkipError(f"merging needs two bullets or more, got {len(bullets)}")
+        helpful, harmful = sum(bullet.helpful for bullet in bullets), sum(bullet.harmful for bullet in bullets)
+        if max(helpful, harmful) > MOST_COUNT:
+            raise _SkipError(f"the counters would add up to more than {MOST_COUNT}")
         first, *others = sorted(bullets, key=by_number)
         for bullet in others:
             self._remove(bullet)
-        helpful, harmful = sum(bullet.helpful for bullet in bullets), sum(bullet.harmful for bullet in bullets)
         self._put(replace(first, content=content, helpful=helpful, harmful=harmful))
         return first.id
 

@@ -54,7 +54,11 @@ SLUGS = {
     "others": "misc",
 }
 
-_ID = re.compile(r"[a-z]+-([0-9]{5,18})")
+DIGITS = 15  # of the counter in an id, at most
+NEXT_LIMIT = 10**DIGITS  # a playbook whose next id is this one takes no further bullet
+MOST_COUNT = 10**12  # of helpful, harmful and step
+
+_ID = re.compile(rf"[a-z]+-([0-9]{{5,{DIGITS}}})")
 _HEADER = re.compile(r"##\s+(\S.*)")
 _BULLET = re.compile(r"\[([^\]]*)\]\s*helpful=(-?[0-9]+)\s+harmful=(-?[0-9]+)\s*::\s*(.*)", re.DOTALL)
 _PLAIN = re.compile(r"\[([^\]]*)\]\s*(?!helpful=)(\S.*)", re.DOTALL)  # without counters, as for AppWorld
@@ -95,7 +99,9 @@ def number(bullet_id: str) -> int:
         PlaybookError: if it is no id.
     """
     if not (match := _ID.fullmatch(bullet_id)):
-        raise PlaybookError(f"the id of a bullet must be like calc-00012, got {bullet_id!r}")
+        raise PlaybookError(
+            f"the id of a bullet must be like calc-00012, got {bullet_id!r:.60}; its number has 5 to {DIGITS} digits"
+        )
     return int(match[1])
 
 
@@ -138,10 +144,17 @@ def _line(bullet: Bullet, counters: bool) -> str:
     return f"[{bullet.id}] {counts}{_escape(bullet.content)}"
 
 
+def _count_of(digits: str) -> int:
+    """Read a counter; `int` refuses thousands of digits in words that speak of no counter."""
+    if len(digits) > 100:
+        raise PlaybookError(f"helpful and harmful must be at most {MOST_COUNT}, got a number of {len(digits)} digits")
+    return int(digits)
+
+
 def _bullet_of(line: str) -> Bullet:
     """Read a line with or without counters."""
     if match := _BULLET.fullmatch(line):
-        return Bullet(match[1], _unescape(match[4]), int(match[2]), int(match[3]))
+        return Bullet(match[1], _unescape(match[4]), _count_of(match[2]), _count_of(match[3]))
     if match := _PLAIN.fullmatch(line):
         return Bullet(match[1], _unescape(match[2]))
     raise PlaybookError(f"must be `## SECTION` or `[id] helpful=0 harmful=0 :: lesson`, got {line[:60]!r}")
@@ -184,14 +197,14 @@ class Bullet:
     """One lesson.
 
     Attributes:
-        id: slug of its first section and a counter of at least five digits, such as `calc-00012`.
+        id: slug of its first section and a counter of 5 to 15 digits, such as `calc-00012`.
         content: the lesson, of one or more lines.
-        helpful: how often it was tagged as helpful, at least 0.
+        helpful: how often it was tagged as helpful, in [0, 10**12].
         harmful: likewise as harmful.
         step: of training, when it was added; 0 before training. The text form does not hold it.
 
     Raises:
-        PlaybookError: if the id has another form, a number is negative, or the content is not valid Unicode.
+        PlaybookError: if the id has another form, a number is out of range, or the content is not valid Unicode.
     """
 
     id: str
@@ -202,9 +215,11 @@ class Bullet:
 
     def __post_init__(self) -> None:
         number(self.id)
-        if min(self.helpful, self.harmful, self.step) < 0:
+        numbers = (self.helpful, self.harmful, self.step)
+        if min(numbers) < 0 or max(numbers) > MOST_COUNT:
+            bound = "at least 0" if min(numbers) < 0 else f"at most {MOST_COUNT}"
             raise PlaybookError(
-                f"bullet {self.id}: helpful, harmful and step must be at least 0, "
+                f"bullet {self.id}: helpful, harmful and step must be {bound}, "
                 f"got {self.helpful}, {self.harmful} and {self.step}"
             )
         if not self.content.isprintable() and _SURROGATE.search(self.content):
@@ -236,7 +251,8 @@ class Playbook:
 
     Attributes:
         sections: no two of the same `section_key`, no two bullets of the same id.
-        next_id: counter of the next bullet's id, above those of all bullets. Ids of deleted bullets are not used again.
+        next_id: counter of the next bullet's id, above those of all bullets and at most 10**15. Ids of deleted bullets
+            are not used again.
 
     Raises:
         PlaybookError: if that does not hold.
@@ -251,6 +267,8 @@ class Playbook:
         last = max((number(bullet.id) for bullet in self.bullets), default=0)
         if self.next_id <= last:
             raise PlaybookError(f"next_id must be above {last}, the highest in use, got {self.next_id}")
+        if self.next_id > NEXT_LIMIT:
+            raise PlaybookError(f"next_id must be at most {NEXT_LIMIT}, got {self.next_id}")
 
     @classmethod
     def empty(cls, sections: Sequence[str] = FINANCE_SECTIONS) -> Playbook:
@@ -289,7 +307,7 @@ class Playbook:
             tags: by id; ids of no bullet are ignored, and `neutral` counts nothing.
 
         Raises:
-            ValueError: if a tag is another word.
+            ValueError: if a tag is another word, or a counter is at its highest already.
         """
         changed = {}
         for bullet_id, tag in tags.items():

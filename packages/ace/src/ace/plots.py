@@ -6,6 +6,7 @@ Colours are those of Okabe and Ito; each method has a marker of its own too.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -29,7 +30,11 @@ STYLES = {  # method: label, colour, marker
 BLUE, ORANGE, GREEN, SKY = "#0072B2", "#D55E00", "#009E73", "#56B4E9"
 TOP = 20  # bullets of a figure
 LONGEST = 50  # characters of a lesson beside its bar
+MOST = 10**12  # steps or tokens of a log's line
 PANELS = {"accuracy": "validation accuracy (%)", "tokens": "tokens of the context", "retention": "facts kept (%)"}
+
+
+log = logging.getLogger(__name__)
 
 
 def curve(results: Results, method: str, setting: str, metric: str) -> dict[int, float]:
@@ -88,7 +93,9 @@ def draw_run(
     playbook: Playbook | None,
     usage: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Draw what a run's folder holds, into its `figures`; a figure that would be empty is left out.
+    """Draw what a run's folder holds, into its `figures`.
+
+    A figure that would be empty is left out, and so is, with a warning, that of steps whose log is damaged.
 
     Args:
         folder: of the run, with its log of steps.
@@ -96,10 +103,14 @@ def draw_run(
         playbook: that the run ended with, if its method has one.
         usage: role -> calls and tokens.
     """
-    steps = read_steps(folder / "steps.jsonl")
     figures = folder / "figures"
-    if steps or len(history) > 1:
-        draw_progress(history, steps, figures / "progress.png")
+    try:
+        steps = read_steps(folder / "steps.jsonl")
+    except ValueError as error:
+        log.warning("the figure progress.png is left out: %s", error)
+    else:
+        if steps or len(history) > 1:
+            draw_progress(history, steps, figures / "progress.png")
     if playbook is not None and most_tagged(playbook):
         draw_counters(playbook, figures / "counters.png")
     if usage:
@@ -107,9 +118,39 @@ def draw_run(
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Read a run's log of steps, if there is one; a last line that a kill has cut is left out."""
-    lines = path.read_text("utf-8").split("\n") if path.is_file() else [""]
-    return [json.loads(line) for line in lines[:-1]]
+    """Read a run's log of steps, if there is one; a last line that a kill has cut is left out.
+
+    Raises:
+        ValueError: if another line is no step; it names file and line.
+    """
+    lines = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    steps = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            step = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}, line {number}: no entry of a log of steps ({error})") from None
+        if not _is_step(step):
+            raise ValueError(
+                f"{path}, line {number}: expected an object with step and tokens as numbers and before as a list of "
+                f"true and false, got {step!r:.60}"
+            )
+        steps.append(step)
+    return steps
+
+
+def _is_step(step: object) -> bool:
+    if not isinstance(step, dict):
+        return False
+    number, tokens, before = map(step.get, ("step", "tokens", "before"))
+    return (
+        isinstance(number, int)
+        and 0 <= number <= MOST
+        and isinstance(tokens, int | float)
+        and 0 <= tokens <= MOST
+        and isinstance(before, list)
+        and all(type(right) is bool for right in before)
+    )
 
 
 def running_accuracy(steps: Sequence[Mapping[str, Any]]) -> dict[int, float]:
@@ -178,8 +219,8 @@ def draw_counters(playbook: Playbook, path: Path) -> None:
     with drawing(path, (7.5, 0.9 + 0.24 * len(bullets))) as image:
         axes = image.subplots()
         rows = range(len(bullets))
-        axes.barh(rows, [bullet.helpful for bullet in bullets], color=BLUE, label="helpful")
-        axes.barh(rows, [-bullet.harmful for bullet in bullets], color=ORANGE, hatch="//", label="harmful")
+        axes.barh(rows, [float(bullet.helpful) for bullet in bullets], color=BLUE, label="helpful")
+        axes.barh(rows, [-float(bullet.harmful) for bullet in bullets], color=ORANGE, hatch="//", label="harmful")
         axes.set_yticks(rows, [label_of(bullet) for bullet in bullets], fontsize=6, parse_math=False)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.xaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
@@ -205,12 +246,13 @@ def draw_usage(usage: Mapping[str, Mapping[str, Any]], path: Path) -> None:
         path: the PNG to write.
     """
     roles = sorted(usage)
-    cached = [usage[role]["cached_tokens"] for role in roles]
-    fresh = [usage[role]["prompt_tokens"] - part for role, part in zip(roles, cached, strict=True)]
-    wrote = [usage[role]["completion_tokens"] for role in roles]
+    # As floats, since matplotlib takes no whole number of more than 64 bits.
+    cached = [float(usage[role]["cached_tokens"]) for role in roles]
+    fresh = [float(usage[role]["prompt_tokens"] - usage[role]["cached_tokens"]) for role in roles]
+    wrote = [float(usage[role]["completion_tokens"]) for role in roles]
     with drawing(path, (6.4, 0.9 + 0.5 * len(roles))) as image:
         axes = image.subplots()
-        left = [0] * len(roles)
+        left = [0.0] * len(roles)
         parts = (("read", fresh, BLUE, ""), ("read, cached", cached, SKY, ".."), ("written", wrote, ORANGE, "//"))
         for label, values, colour, hatch in parts:
             axes.barh(range(len(roles)), values, left=left, color=colour, hatch=hatch, label=label)

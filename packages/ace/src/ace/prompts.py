@@ -19,6 +19,8 @@ from ace.completion import Message, Role
 
 TURN = re.compile(r"^\[\[(system|user|assistant)\]\][ \t]*$", re.MULTILINE)
 SUFFIX = ".jinja"
+# What an expression of a template can raise.
+FAULTS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 
 
 def template_names() -> list[str]:
@@ -34,7 +36,8 @@ class Prompts:
 
     Raises:
         FileNotFoundError: if there is no such folder.
-        ValueError: if a file in it has another name than one of the package's, or is no valid template.
+        ValueError: if it holds no templates, a file in it has another name than one of the package's, or is no valid
+            template.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -45,7 +48,11 @@ class Prompts:
         if folder is not None:
             if not folder.is_dir():
                 raise FileNotFoundError(f"there is no folder of templates {folder}")
-            for file in sorted(folder.glob(f"*{SUFFIX}")):
+            own = sorted(folder.glob(f"*{SUFFIX}"))
+            if not own:
+                names = ", ".join(f"{name}{SUFFIX}" for name in sorted(sources))
+                raise ValueError(f"{folder}: expected a folder with one or more of the templates {names}, got none")
+            for file in own:
                 if file.stem not in sources:
                     raise ValueError(f"{file}: expected a template named one of {', '.join(sorted(sources))}")
                 try:
@@ -66,8 +73,9 @@ class Prompts:
         """
         try:
             return tuple(Message(role, template.render(values).strip("\n")) for role, template in self.turns[name])
-        except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
-            raise ValueError(f"the template {name} cannot be filled: {error}") from error
+        except FAULTS as error:
+            reason = str(error) or type(error).__name__
+            raise ValueError(f"the template {name} cannot be filled: {reason}") from error
 
 
 def _turns(where: str, text: str) -> list[tuple[Role, Template]]:
@@ -83,5 +91,5 @@ def _turns(where: str, text: str) -> list[tuple[Role, Template]]:
         raise ValueError(f"{where}: the last turn of a template must be [[user]], got [[{roles[-1]}]]")
     try:
         return [(role, environment.from_string(part)) for role, part in zip(roles, parts[1::2], strict=True)]
-    except TemplateError as error:
+    except (TemplateError, RecursionError, SyntaxError) as error:  # of those, Python's own for blocks nested too deep
         raise ValueError(f"{where}: not a valid template: {error}") from error

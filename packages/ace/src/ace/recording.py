@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from ace.completion import Backend, BackendError, Completion, Request, approximate_tokens
+from ace.completion import Backend, BackendError, Completion, FinishReason, Request, approximate_tokens
+
+MOST = 10**12  # tokens or seconds of an entry
 
 
 @dataclass
@@ -118,6 +120,7 @@ class Recorder:
 
         Raises:
             BackendError: if no request can succeed; it names role and step.
+            ValueError: if the backend returns something else than a completion for each request.
         """
         keys = [request_key(request, self.name) for request in requests]
         if self.cache:
@@ -159,9 +162,17 @@ class Recorder:
 
     def _ask(self, requests: list[Request], role: str, step: int) -> list[Completion]:
         try:
-            return self.backend.complete(requests) if requests else []
+            answers: Any = self.backend.complete(requests) if requests else []
         except BackendError as error:
             raise BackendError(f"{role or 'request'}, step {step}: {error}") from None
+        expected = f"{type(self.backend).__name__}.complete must return a list of {len(requests)} completions"
+        if not isinstance(answers, list | tuple):
+            raise ValueError(f"{expected}, got {type(answers).__name__}")
+        if len(answers) != len(requests):
+            raise ValueError(f"{expected}, got {len(answers)}")
+        if others := {type(answer).__name__ for answer in answers if not isinstance(answer, Completion)}:
+            raise ValueError(f"{expected}, got {', '.join(sorted(others))} among them")
+        return list(answers)
 
     def _remember(self, key: str, completion: Completion) -> None:
         if completion.finish_reason != "error":
@@ -246,14 +257,27 @@ def _parse(line: bytes) -> dict[str, Any]:
     Raises:
         ValueError: if it is none.
     """
-    entry = json.loads(line)
     try:
-        entry["completion"] = Completion(**entry["completion"])
-        strings = (entry["key"], entry["backend"], entry["completion"].text)
-    except (TypeError, LookupError) as error:
+        entry = json.loads(line)
+        completion = entry["completion"] = Completion(**entry["completion"])
+        strings = (entry["key"], entry["backend"], completion.text, entry.get("role", ""))
+    except (TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
     if not all(isinstance(string, str) for string in strings):
-        raise ValueError("expected strings as key, backend and text")
+        raise ValueError("expected strings as key, backend, role and text")
+    for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
+        count = getattr(completion, name)
+        if type(count) is not int or not 0 <= count <= MOST:  # to isinstance, true is an int
+            raise ValueError(f"{name} must be a whole number in [0, {MOST}], got {count!r:.40}")
+    if completion.finish_reason not in get_args(FinishReason):
+        raise ValueError(f"finish_reason must be stop, length or error, got {completion.finish_reason!r:.40}")
+    if not isinstance(completion.error, str | None):
+        raise ValueError(f"error must be a text or null, got {completion.error!r:.40}")
+    seconds = entry.get("seconds", 0.0)
+    if type(seconds) not in (int, float) or not 0 <= seconds <= MOST:
+        raise ValueError(f"seconds must be a number in [0, {MOST}], got {seconds!r:.40}")
+    if type(entry.get("cached", False)) is not bool:
+        raise ValueError(f"cached must be true or false, got {entry['cached']!r:.40}")
     return entry
 
 

@@ -229,10 +229,11 @@ class Handler(BaseHTTPRequestHandler):
         if length is None or not (length.isascii() and length.isdigit()):
             self.close_connection = True  # where the body ends is not known
             raise RequestError("the header Content-Length is missing, or no number", status=411)
-        if int(length) > MOST_BYTES:
+        digits = length.lstrip("0") or "0"  # `int` refuses thousands of them
+        if len(digits) > len(str(MOST_BYTES)) or int(digits) > MOST_BYTES:
             self.close_connection = True
-            raise RequestError(f"the body has {length} bytes, more than {MOST_BYTES}", status=413)
-        return self.rfile.read(int(length))
+            raise RequestError(f"the body has more than {MOST_BYTES} bytes", status=413)
+        return self.rfile.read(int(digits))
 
     def _reply_error(self, error: RequestError) -> None:
         self._reply(error.status, error.body())
@@ -270,8 +271,8 @@ def serve(
         if not is_loopback(host) or host in ("0.0.0.0", "::"):
             say(f"warning: there is no key, and whoever reaches {host} can use the model")
         model.count_tokens("")  # loads it, so that the first request need not wait
-        say(f"{model.name} answers at {server.url}; Ctrl-C ends it")
         try:
+            say(f"{model.name} answers at {server.url}; Ctrl-C ends it")
             server.serve_forever()
         except KeyboardInterrupt:
             say("stopped")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from jinja2 import TemplateError
 
 from ace.completion import Backend, Completion, FinishReason, Request, failed, overflow
+from ace.local_model import break_up, special_pattern
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,10 +53,12 @@ class TransformersBackend(Backend):
         reuse: bool = True,
         dtype: Dtype = "float32",
     ) -> None:
-        if batch_size < 1:
+        if batch_size is None or batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if context_size is not None and context_size < 1:
             raise ValueError(f"context_size must be at least 1, got {context_size}")
+        if reuse is None:
+            raise ValueError("reuse must be true or false, got None")
         if dtype not in get_args(Dtype):
             raise ValueError(f"dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
         self.path = None if path is None else Path(path)
@@ -92,6 +95,8 @@ class TransformersBackend(Backend):
             raise ValueError(f"device: cannot use {device!r}: {str(error).splitlines()[0]}") from error
         self.context_size = self.given_context_size or int(model.config.get_text_config().max_position_embeddings)
         ends = model.generation_config.eos_token_id if model.generation_config is not None else None
+        added = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
+        self._special = special_pattern([*tokenizer.all_special_tokens, *added])
         self._ends = set(ends if isinstance(ends, list) else [ends]) | {tokenizer.eos_token_id}
         self._model, self._tokenizer = model, tokenizer
 
@@ -103,11 +108,13 @@ class TransformersBackend(Backend):
     def tokens(self, request: Request) -> list[int]:
         """Return the tokens of a request's prompt, in the model's chat format.
 
+        Special tokens in a message's content, such as those that begin and end a turn, become ordinary text.
+
         Raises:
             jinja2.TemplateError: if that format has no place for a message, such as one of the system.
         """
         self.load()
-        chat = [{"role": message.role, "content": message.content} for message in request.messages]
+        chat = [{"role": m.role, "content": break_up(m.content, self._special)} for m in request.messages]
         text = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         ids: list[int] = self._tokenizer(text, add_special_tokens=False).input_ids
         return ids

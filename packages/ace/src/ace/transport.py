@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ace.completion import Completion, failed
 
+MOST_TOKENS = 10**12  # of a completion; a server that names more has not counted
 LONGEST_WAIT = 30.0  # seconds between two attempts, whatever the server asks for
 
 Item = TypeVar("Item")
@@ -65,8 +66,8 @@ def in_threads(
     """Apply a function in several threads and return the results in the order of the items.
 
     The first exception is raised at once and nothing more is started; `ended` is set then, and at the end. The
-    threads are daemons: those of
-    `concurrent.futures` would keep an interrupted program alive until the last server has answered.
+    threads are daemons: those of `concurrent.futures` would keep an interrupted program alive until the last server
+    has answered.
     """
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, Result | None, BaseException | None]] = queue.SimpleQueue()
@@ -114,7 +115,7 @@ def read_completion(payload: Any, prompt_tokens: int, count: Callable[[str], int
         return failed(f"the server's answer has no choices{detail}", prompt_tokens)
     choice = choices[0] if isinstance(choices[0], dict) else {}
     message = choice.get("message")
-    text = message.get("content") if isinstance(message, dict) else None
+    text = _text_of(message.get("content")) if isinstance(message, dict) else None
     usage = payload.get("usage")
     cached = _count(usage.get("prompt_tokens_details") if isinstance(usage, dict) else None, "cached_tokens", None)
     if cached is None:
@@ -134,10 +135,19 @@ def read_completion(payload: Any, prompt_tokens: int, count: Callable[[str], int
     )
 
 
+def _text_of(content: Any) -> Any:
+    """Return a content that some servers send as a list of parts as one text; any other is returned as it is."""
+    if not isinstance(content, list) or not content:
+        return content
+    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+    whole = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
+    return "".join(map(str, texts)) if whole else content
+
+
 def _count(fields: Any, name: str, default: Any) -> Any:
     """Return a number of tokens if it is there and sound."""
     value = fields.get(name) if isinstance(fields, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else default  # to isinstance, true is an int
 
 
 def message_of(payload: Any) -> str:

@@ -18,7 +18,7 @@ from shared.checkpoints import atomic_write
 from shared.runs import checkpoint_of, find_run, run_config
 
 from ace.adaptation import ACE, Learner
-from ace.app import AceCLI
+from ace.app import AceCLI, sources_of
 from ace.book_verbs import tokenizer_counter
 from ace.completion import Backend, Completion, Request, approximate_tokens
 from ace.jsonl import FIELDS, field_text, read_rows
@@ -32,6 +32,7 @@ from ace.transformers_backend import TransformersBackend
 
 WRITTEN = ("id", "question", "answer", "bullet_ids", "error")  # fields of a prediction
 REPEATED = ("playbook.json", "context.txt")  # files that a repetition must make again byte for byte
+TESTED = "test.json"  # metrics of a run
 MILLION = 1_000_000
 
 
@@ -106,7 +107,11 @@ def predict(
 
 
 def replay(run: str, out: Path | None) -> int:
-    """Repeat a run with the answers of its log; print what came out equal, and return 1 if something did not."""
+    """Repeat a run with the answers of its log; print what came out equal.
+
+    Returns:
+        0 if all that the run has is equal, its test metrics included; 1 otherwise.
+    """
     folder = find_run(AceCLI.paper, run)
     before = results_of(folder)
     if not before:
@@ -115,7 +120,8 @@ def replay(run: str, out: Path | None) -> int:
         raise FileExistsError(f"out must be a new or empty folder, got {out}")
     with nullcontext(str(out)) if out is not None else tempfile.TemporaryDirectory(prefix="ace-replay-") as place:
         target = Path(place) if out is not None else Path(place) / "run"
-        arguments = ["--config", str(run_config(folder)), f"--run_dir={target}", "--trainer.enable_checkpointing=false"]
+        arguments = ["--config", str(run_config(folder)), *sources_of(folder), f"--run_dir={target}"]
+        arguments.append("--trainer.enable_checkpointing=false")
         cli, name = repetition(arguments)
         backend = cli.model.backend
         cli.model.backend = Replay(folder / CALLS, name, counter(backend))  # type: ignore[assignment]
@@ -130,7 +136,10 @@ def replay(run: str, out: Path | None) -> int:
         table.add_row(key, described(value), described(after.get(key)), verdict)
     Console(file=sys.stdout).print(table)
     print(f"{len(before) - len(differing)} results are equal, {len(differing)} differ", flush=True)
-    return int(bool(differing))
+    tested = (folder / TESTED).is_file()
+    if not tested:
+        print(f"the run has no {TESTED}: metrics were not compared", flush=True)
+    return int(bool(differing) or not tested)
 
 
 def cost(run: str, price_in: float | None, price_cached: float | None, price_out: float | None) -> None:
@@ -292,10 +301,22 @@ def counter(backend: Backend) -> Callable[[str], int]:
 
 
 def results_of(folder: Path) -> dict[str, Any]:
-    """Read what a run came to: its files as bytes, and its test metrics."""
+    """Read what a run came to: its files as bytes, and its test metrics.
+
+    Raises:
+        ValueError: if the metrics are no JSON object of numbers.
+    """
     found: dict[str, Any] = {name: (folder / name).read_bytes() for name in REPEATED if (folder / name).is_file()}
-    if (file := folder / "test.json").is_file():
-        found |= {f"test {name}": value for name, value in json.loads(file.read_text()).items()}
+    if (file := folder / TESTED).is_file():
+        try:
+            metrics = json.loads(file.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{file}: not the metrics of a run: {error}") from None
+        if not isinstance(metrics, dict) or not all(type(value) in (int, float) for value in metrics.values()):
+            raise ValueError(
+                f"{file}: not the metrics of a run: expected a JSON object of numbers, got {metrics!r:.60}"
+            )
+        found |= {f"test {name}": value for name, value in metrics.items()}
     return found
 
 
