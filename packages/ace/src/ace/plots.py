@@ -1,6 +1,6 @@
-"""Figures: accuracy and size of the context against steps, counters of bullets, tokens of roles (Sec. 12).
+"""Figures of a run: accuracy and size of the context against steps, counters of bullets, tokens of roles (Sec. 12).
 
-Colours are those of Okabe and Ito; each method has a marker of its own too.
+Colours are those of Okabe and Ito.
 """
 
 from __future__ import annotations
@@ -10,81 +10,19 @@ import logging
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shared.tables import drawing
 
 from ace.playbook import Bullet, Playbook, by_number
 
-if TYPE_CHECKING:
-    from shared.records import Results
-
-STYLES = {  # method: label, colour, marker
-    "ace": ("ACE", "#0072B2", "o"),
-    "rewrite": ("rewritten cheatsheet", "#D55E00", "s"),
-    "icl": ("ICL", "#009E73", "^"),
-    "history": ("full history", "#CC79A7", "D"),
-    "base": ("model alone", "#767676", "v"),
-}
 BLUE, ORANGE, GREEN, SKY = "#0072B2", "#D55E00", "#009E73", "#56B4E9"
 TOP = 20  # bullets of a figure
 LONGEST = 50  # characters of a lesson beside its bar
 MOST = 10**12  # steps or tokens of a log's line
-PANELS = {"accuracy": "validation accuracy (%)", "tokens": "tokens of the context", "retention": "facts kept (%)"}
 
 
 log = logging.getLogger(__name__)
-
-
-def curve(results: Results, method: str, setting: str, metric: str) -> dict[int, float]:
-    """Return the mean over seeds of what was measured at steps of training, as `metric@step`.
-
-    Args:
-        results: the records.
-        method: of the records.
-        setting: of the records.
-        metric: its name, without the step.
-    """
-    found: dict[int, list[float]] = {}
-    for record in results.records:
-        if (record.method, record.setting) == (method, setting):
-            for name, value in record.metrics.items():
-                kind, at, step = name.partition("@")
-                if at and kind == metric:
-                    found.setdefault(int(step), []).append(value)
-    return {step: fmean(values) for step, values in sorted(found.items())}
-
-
-def points_of(results: Results, setting: str) -> set[int]:
-    """Return the steps at which something was measured in a setting."""
-    return {step for method in STYLES for step in curve(results, method, setting, "accuracy")}
-
-
-def draw_collapse(results: Results, path: Path, setting: str = "country") -> None:
-    """Draw accuracy, size and retention of each method's context against steps.
-
-    Args:
-        results: the records.
-        path: the PNG to write.
-        setting: of the records.
-    """
-    with drawing(path, (10.5, 3.4)) as image:
-        for axes, (metric, title) in zip(image.subplots(1, len(PANELS)), PANELS.items(), strict=True):
-            for row, (method, (label, colour, marker)) in enumerate(STYLES.items()):
-                points = curve(results, method, setting, metric)
-                if points:
-                    scale = 1 if metric == "tokens" else 100
-                    values = [scale * value for value in points.values()]
-                    # Lines that coincide stay visible: the later ones lie below and are wider.
-                    look = {"linewidth": 1.4 + 0.5 * row, "markersize": 4 + 0.8 * row, "zorder": 10 - row}
-                    axes.plot(list(points), values, color=colour, marker=marker, label=label, **look)
-            axes.set_xticks(sorted(points_of(results, setting)))
-            axes.set_xlabel("samples learned from")
-            axes.set_title(title, fontsize=9)
-            axes.set_ylim(bottom=0)
-            axes.spines[["top", "right"]].set_visible(False)
-        image.axes[0].legend(fontsize=7, frameon=False)
 
 
 def draw_run(
@@ -215,6 +153,8 @@ def draw_counters(playbook: Playbook, path: Path) -> None:
         playbook: that they are in.
         path: the PNG to write.
     """
+    from matplotlib.ticker import MaxNLocator
+
     bullets = most_tagged(playbook)
     with drawing(path, (7.5, 0.9 + 0.24 * len(bullets))) as image:
         axes = image.subplots()
@@ -222,7 +162,7 @@ def draw_counters(playbook: Playbook, path: Path) -> None:
         axes.barh(rows, [float(bullet.helpful) for bullet in bullets], color=BLUE, label="helpful")
         axes.barh(rows, [-float(bullet.harmful) for bullet in bullets], color=ORANGE, hatch="//", label="harmful")
         axes.set_yticks(rows, [label_of(bullet) for bullet in bullets], fontsize=6, parse_math=False)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.xaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
         axes.axvline(0, color="black", linewidth=0.8)
         axes.invert_yaxis()
