@@ -81,9 +81,7 @@ class AceCLI(PaperCLI):
         if checkpoints is not None:
             self.model.folder = checkpoints.parent
         warnings.filterwarnings("ignore", "`LightningModule.configure_optimizers` returned `None`")  # as it should
-        warnings.filterwarnings(
-            "ignore", "You're resuming from a checkpoint that ended before the epoch"
-        )  # data.Remaining
+        warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended")  # `data.Remaining` sees to it
         return super().make_trainer(checkpoints, **overrides)
 
     def load_weights(self, checkpoint: Path) -> None:
