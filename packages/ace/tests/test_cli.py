@@ -419,7 +419,10 @@ def test_the_verb_online_refuses_another_protocol(settings, capsys):
     assert "data.protocol must be online for this verb, got offline" in the_error(capsys)
 
 
-def test_without_validation_nothing_is_asked_for_it_and_the_last_context_is_tested(settings):
-    assert main(["train", *settings, "--trainer.limit_val_batches=0", "--run_dir=unvalidated"]) == 0
-    found = results("unvalidated")
-    assert (found["accuracy"], found["calls"]) == (pytest.approx(4 / 5), 4 * 5 + 5)
+@pytest.mark.parametrize(("limit", "asked"), [("0", 0), ("1", 1), ("0.5", 1), ("2", 2), ("1.0", 2)])
+def test_no_more_is_validated_on_than_the_trainer_allows(settings, tmp_path, limit, asked):
+    limits = [f"--trainer.limit_val_batches={limit}", "--data.eval_batch_size=1"]
+    assert main(["train", *settings, *limits, f"--run_dir={tmp_path / 'run'}"]) == 0
+    found = results(tmp_path / "run")
+    # Four steps of five calls, two validations, and the test; without validation the last context is tested.
+    assert (found["accuracy"], found["calls"]) == (pytest.approx(4 / 5), 4 * 5 + 2 * asked + 5)

@@ -212,6 +212,9 @@ class ACEModule(LightningModule):
         """Score the validation samples with the context as it is."""
         samples = self.data.samples("val")
         size = self.data.eval_batch_size  # what is asked for at a time is logged at a time
+        limit = self.trainer.limit_val_batches  # a number of batches, or a share of them
+        batches = limit if isinstance(limit, int) else int(limit * math.ceil(len(samples) / size))
+        samples = samples[: batches * size]
         attempts = [a for start in range(0, len(samples), size) for a in self.score(samples[start : start + size])]
         right = [is_right(self.data.task, s, a) for s, a in zip(samples, attempts, strict=True)]
         accuracy = sum(right) / len(right)
