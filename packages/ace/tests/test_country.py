@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from ace.country import RELATIONS, SHOTS, country_facts, country_samples, draw_facts, facts_of, questions
+from ace.country import RELATIONS, SHOTS, country_facts, draw_facts, facts_of, questions
 from ace.tasks import Contains, contains
 
 
@@ -45,7 +45,9 @@ def test_every_fact_has_the_form_of_its_relation_and_no_domain_is_shared():
     assert all(re.fullmatch(r"\.[a-z]{2}", fact["domain"]) for fact in facts.values())
     assert len({fact["domain"] for fact in facts.values()}) == len(facts)
     assert not any(
-        contains(question.question, question.target) for seed in range(20) for question in country_samples(seed)[1]
+        contains(question.question, question.target)
+        for seed in range(20)
+        for question in questions(draw_facts(seed), "test")
     )
 
 
@@ -91,7 +93,7 @@ def test_countries_are_drawn_once_each_by_the_seed_and_relations_take_turns():
 
 
 def test_train_and_test_ask_for_the_same_facts_in_the_wordings_of_the_specification():
-    train, test = country_samples(0, 3)
+    train, test = (questions(draw_facts(0, 3), part) for part in ("train", "test"))
     capital, currency, domain = (fact.country for fact in draw_facts(0, 3))
     assert [sample.question for sample in train] == [
         f"What is the capital of {capital}?",
@@ -115,7 +117,7 @@ def test_validation_asks_for_the_facts_of_training_in_words_of_its_own():
 
 
 def test_an_answer_that_contains_the_fact_is_right():
-    sample = country_samples(0, 3)[1][2]
+    sample = questions(draw_facts(0, 3), "test")[2]
     assert Contains(name="country").count(sample, f"They end in {sample.target.upper()}.") == (1, 1)
     assert not Contains(name="country").correct(sample, f"They end in {sample.target}fo.")
 

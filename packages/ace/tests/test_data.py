@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from ace.appworld import AppWorldTask
-from ace.country import country_samples
+from ace.country import draw_facts, questions
 from ace.data import AceData
 from ace.finance import Finer, Formula
 from ace.tasks import Contains, Numeric, Sample
@@ -47,7 +47,8 @@ def on(data, rank, world_size, epoch=0, done=0):
 def test_the_default_is_the_country_desk_of_the_seed():
     data = AceData(seed=5, countries=12)
     data.setup()
-    train, test = country_samples(5, 12)
+    facts = draw_facts(5, 12)
+    train, test = questions(facts, "train"), questions(facts, "test")
     assert (data.samples("train"), data.samples("test")) == (train, test)
     assert [s.facts for s in data.samples("val")] == [s.facts for s in train]
     assert data.task == Contains(name="country")

@@ -152,17 +152,3 @@ def questions(facts: Sequence[Fact], part: Part) -> list[Sample]:
         )
         for fact in facts
     ]
-
-
-def country_samples(seed: int, countries: int = 30) -> tuple[list[Sample], list[Sample]]:
-    """Return training questions and, in the same order, the paraphrases that test the same facts.
-
-    Args:
-        seed: decides on countries and facts.
-        countries: how many.
-
-    Raises:
-        ValueError: if there are not so many countries.
-    """
-    facts = draw_facts(seed, countries)
-    return questions(facts, "train"), questions(facts, "test")
