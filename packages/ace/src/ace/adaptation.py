@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from ace import playbook as books
 from ace.operations import Operation, apply
+from ace.options import check_positive
 from ace.playbook import APPWORLD_SECTIONS, FINANCE_SECTIONS, Playbook
 from ace.refine import Embedder, deduplicate, ngram_embedder, prune
 from ace.reflection import Outcome, check_feedback, judge, reflect
@@ -126,10 +127,9 @@ class ACE(Learner):
             raise ValueError(f"sections must be one of {', '.join(SECTIONS)}, got {sections!r}")
         if refinement not in get_args(Refinement):
             raise ValueError(f"refinement must be one of {', '.join(get_args(Refinement))}, got {refinement!r}")
-        counts = {"rounds": rounds, "curator_frequency": curator_frequency, "budget": budget, "retrieve": retrieve}
-        for option, value in counts.items():
-            if value is not None and value < 1:
-                raise ValueError(f"{option} must be at least 1, got {value}")
+        check_positive(
+            optional=True, rounds=rounds, curator_frequency=curator_frequency, budget=budget, retrieve=retrieve
+        )
         if not similarity > 0:
             raise ValueError(f"similarity must be above 0, got {similarity}")
         self.roles, self.feedback, self.rounds, self.reflector = roles, feedback, rounds, reflector

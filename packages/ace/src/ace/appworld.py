@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any, Literal, Protocol, cast, get_args
 
 from ace.completion import Completion, Message
+from ace.options import check_positive
 from ace.prompts import Prompts
 from ace.tasks import Sample
 
@@ -195,9 +196,7 @@ def run_episode(
     Raises:
         ValueError: if max_turns or max_output is below 1.
     """
-    for option, value in (("max_turns", max_turns), ("max_output", max_output)):
-        if value < 1:
-            raise ValueError(f"{option} must be at least 1, got {value}")
+    check_positive(max_turns=max_turns, max_output=max_output)
     messages = list(start)
     written: list[str] = []
     printed: list[str] = []

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from ace.appworld import Episode, World, open_world, opening, run_episode, unit_tests
 from ace.completion import Completion, Message
 from ace.operations import Operation
+from ace.options import check_positive
 from ace.playbook import Order, Playbook
 from ace.roles import Attempt, Case, Chat, JsonRoles, Reflection
 from ace.tasks import Sample
@@ -114,9 +115,7 @@ class AppWorldRoles(JsonRoles):
         constrained: bool = False,
     ) -> None:
         super().__init__(chat, order, counters, max_tokens, temperature, constrained)
-        for option, value in (("max_turns", max_turns), ("max_output", max_output)):
-            if value < 1:
-                raise ValueError(f"{option} must be at least 1, got {value}")
+        check_positive(max_turns=max_turns, max_output=max_output)
         self.world, self.experiment = world, experiment
         self.max_turns, self.max_output = max_turns, max_output
 

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ace.adaptation import Learner, StepReport
+from ace.options import check_positive
 from ace.reflection import NOTHING, Outcome, check_feedback, judge, reflect
 from ace.roles import Attempt, Roles, is_right
 from ace.tasks import Feedback, Sample
@@ -62,7 +63,8 @@ class InContext(NoContext):
 
     def __init__(self, roles: Roles, budget: int = 80_000) -> None:
         super().__init__(roles)
-        self.budget = _positive("budget", budget)
+        check_positive(budget=budget)
+        self.budget = budget
         self.shown: list[Sample] = []
 
     def text(self) -> str:
@@ -119,7 +121,8 @@ class Rewrite(NoContext):
     ) -> None:
         super().__init__(roles)
         check_feedback(feedback, roles)
-        self.budget, self.rounds = _positive("budget", budget), _positive("rounds", rounds)
+        check_positive(budget=budget, rounds=rounds)
+        self.budget, self.rounds = budget, rounds
         self.feedback, self.reflector = feedback, reflector
         self.sheet = ""
 
@@ -191,7 +194,8 @@ class FullHistory(NoContext):
     def __init__(self, roles: Roles, feedback: Feedback = "label", budget: int = 80_000) -> None:
         super().__init__(roles)
         check_feedback(feedback, roles)
-        self.feedback, self.budget = feedback, _positive("budget", budget)
+        check_positive(budget=budget)
+        self.feedback, self.budget = feedback, budget
         self.history: list[str] = []
 
     def text(self) -> str:
@@ -219,9 +223,3 @@ class FullHistory(NoContext):
         """Take both over."""
         self.history = list(state["history"])
         self.learned = [tuple(facts) for facts in state["learned"]]
-
-
-def _positive(option: str, value: int) -> int:
-    if value < 1:
-        raise ValueError(f"{option} must be at least 1, got {value}")
-    return value

@@ -21,6 +21,7 @@ from ace.appworld import AppWorldTask, Split, samples_of
 from ace.country import Part, draw_facts, questions
 from ace.finance import RELEASED, FinanceName, Finer, Formula, read_finance
 from ace.jsonl import read_jsonl
+from ace.options import check_positive
 from ace.tasks import Contains, Metric, Numeric, Sample, Task, build_task, parse_number
 
 log = logging.getLogger(__name__)
@@ -147,17 +148,16 @@ class AceData(LightningDataModule):
         ):
             if choice not in get_args(choices):
                 raise ValueError(f"{option} must be one of {', '.join(get_args(choices))}, got {choice!r}")
-        for option, value in (
-            ("countries", countries),
-            ("batch_size", batch_size),
-            ("eval_batch_size", eval_batch_size),
-            ("window", window),
-            ("train_size", train_size),
-            ("val_size", val_size),
-            ("test_size", test_size),
-        ):
-            if value is not None and value < 1:
-                raise ValueError(f"{option} must be at least 1, got {value}")
+        check_positive(
+            optional=True,
+            countries=countries,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            window=window,
+            train_size=train_size,
+            val_size=val_size,
+            test_size=test_size,
+        )
         if not 0 < val_fraction < 1:
             raise ValueError(f"val_fraction must lie in (0, 1), got {val_fraction}")
         if name not in FILELESS and root is None:

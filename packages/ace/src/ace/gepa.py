@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ace.adaptation import StepReport
 from ace.baselines import NOTHING, NoContext
 from ace.completion import BackendError, Message
+from ace.options import check_positive, check_temperature
 from ace.reflection import check_feedback, judge
 from ace.roles import Case, Roles
 from ace.tasks import Feedback, Sample
@@ -71,12 +72,8 @@ class Gepa(NoContext):
         check_feedback(feedback, roles)
         if feedback not in ("label", "match_bit"):
             raise ValueError(f"feedback: GEPA needs label or match_bit, since it maximises a score, got {feedback}")
-        counts = {"budget": budget, "max_calls": max_calls, "minibatch": minibatch, "every": every}
-        for option, value in counts.items():
-            if value is not None and value < 1:
-                raise ValueError(f"{option} must be at least 1, got {value}")
-        if not 0 <= temperature < float("inf"):
-            raise ValueError(f"temperature must be a finite number >= 0, got {temperature}")
+        check_positive(optional=True, budget=budget, max_calls=max_calls, minibatch=minibatch, every=every)
+        check_temperature(temperature)
         if find_spec("gepa") is None:
             raise ImportError("this baseline needs the package gepa: run with `uv run --package ace --extra gepa`")
         self.feedback, self.budget, self.max_calls, self.minibatch = feedback, budget, max_calls, minibatch

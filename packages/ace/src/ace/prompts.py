@@ -23,11 +23,6 @@ SUFFIX = ".jinja"
 FAULTS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 
 
-def template_names() -> list[str]:
-    """List the package's own templates."""
-    return sorted(file.name.removesuffix(SUFFIX) for file in files("ace").joinpath("templates").iterdir())
-
-
 class Prompts:
     """Conversations made from templates.
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from ace.completion import Completion, Message, Request
 from ace.extraction import extract_ids, extract_json
 from ace.operations import Operation, parse_operations
+from ace.options import check_positive, check_temperature
 from ace.playbook import Order, Playbook, Tag, render
 from ace.prompts import Prompts
 from ace.recording import Recorder
@@ -274,10 +275,8 @@ class JsonRoles(Roles):
     ) -> None:
         if order not in ("sections", "ids"):
             raise ValueError(f"order must be sections or ids, got {order!r}")
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
-        if not 0 <= temperature < float("inf"):
-            raise ValueError(f"temperature must be a finite number >= 0, got {temperature}")
+        check_positive(max_tokens=max_tokens)
+        check_temperature(temperature)
         self.chat, self.order, self.counters = chat, order, counters
         self.max_tokens, self.temperature, self.constrained = max_tokens, temperature, constrained
 

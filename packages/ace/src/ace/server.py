@@ -20,6 +20,7 @@ from ace.chat_api import RequestError, parse_request, reply_of
 from ace.completion import Backend, Completion, Request, overflow
 from ace.http_backend import is_loopback
 from ace.jsonl import refuse_constant
+from ace.options import check_positive
 
 MOST_BYTES = 16 * 1024**2  # of a request
 LONGEST_IDLE = 60.0  # seconds that a connection may be silent
@@ -141,8 +142,7 @@ class ChatServer(ThreadingHTTPServer):
     def __init__(
         self, backend: Backend, host: str = "127.0.0.1", port: int = 8000, batch_size: int = 16, schemas: bool = False
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        check_positive(batch_size=batch_size)
         if not 0 <= port < 2**16:
             raise ValueError(f"port must lie in [0, 65535], got {port}")
         try:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ace.completion import Completion
 from ace.operations import Add, Operation
+from ace.options import check_positive, check_temperature
 from ace.playbook import Playbook, Tag, by_number
 from ace.roles import Attempt, Case, Chat, Reflection, Roles, tagged_sheet
 from ace.tasks import Sample
@@ -50,11 +51,8 @@ class TinyRoles(Roles):
         temperature: float = 0.7,
         require_tags: bool = True,
     ) -> None:
-        for option, value in (("answer_tokens", answer_tokens), ("lesson_tokens", lesson_tokens)):
-            if value < 1:
-                raise ValueError(f"{option} must be at least 1, got {value}")
-        if not 0 <= temperature < float("inf"):
-            raise ValueError(f"temperature must be a finite number >= 0, got {temperature}")
+        check_positive(answer_tokens=answer_tokens, lesson_tokens=lesson_tokens)
+        check_temperature(temperature)
         self.chat, self.section, self.verify, self.from_right = chat, section, verify, from_right
         self.answer_tokens, self.lesson_tokens, self.temperature = answer_tokens, lesson_tokens, temperature
         self.require_tags = require_tags

@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 
 from ace.completion import Backend, Completion, FinishReason, Request, failed, overflow
 from ace.local_model import break_up, special_pattern
+from ace.options import check_positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,10 +54,8 @@ class TransformersBackend(Backend):
         reuse: bool = True,
         dtype: Dtype = "float32",
     ) -> None:
-        if batch_size is None or batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        if context_size is not None and context_size < 1:
-            raise ValueError(f"context_size must be at least 1, got {context_size}")
+        check_positive(batch_size=batch_size)
+        check_positive(optional=True, context_size=context_size)
         if reuse is None:
             raise ValueError("reuse must be true or false, got None")
         if dtype not in get_args(Dtype):
