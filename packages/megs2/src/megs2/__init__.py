@@ -1,4 +1,4 @@
-"""TODO the method (ICLR 2026): its public names.
+"""MEGS² (ICLR 2026): memory-efficient Gaussian splatting by spherical Gaussians and unified pruning.
 
 They are imported on first use, so that the command's `--help` need not wait for torch.
 """
@@ -6,7 +6,21 @@ They are imported on first use, so that the command's `--help` need not wait for
 from importlib import import_module
 from typing import Any
 
-_HOME = {"smoothed_cross_entropy": "method", "plain_cross_entropy": "baselines"}
+_HOME = {
+    "Gaussians": "gaussians",
+    "Camera": "camera",
+    "View": "camera",
+    "Capture": "camera",
+    "Schedule": "schedule",
+    "render": "rasterizer",
+    "rasterize": "rasterizer",
+    "colours": "colours",
+    "joint": "budget",
+    "load": "formats",
+    "save": "formats",
+    "SplattingModule": "module",
+    "CaptureData": "data",
+}
 __all__ = list(_HOME)
 
 

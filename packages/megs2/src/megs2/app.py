@@ -7,14 +7,14 @@ from typing import ClassVar
 from lightning.pytorch import LightningDataModule, LightningModule
 from shared.papercli import PaperCLI
 
-from megs2.data import Megs2Data
-from megs2.module import Megs2Module
+from megs2.data import CaptureData
+from megs2.module import SplattingModule
 
 
 class Megs2CLI(PaperCLI):
     """Trains and tests the model."""
 
     paper: ClassVar[str] = "megs2"
-    model_type: ClassVar[type[LightningModule]] = Megs2Module
-    data_type: ClassVar[type[LightningDataModule]] = Megs2Data
-    monitor: ClassVar[str | None] = "val/accuracy"
+    model_type: ClassVar[type[LightningModule]] = SplattingModule
+    data_type: ClassVar[type[LightningDataModule]] = CaptureData
+    monitor: ClassVar[str | None] = "val/psnr"

@@ -1,85 +1,99 @@
-"""The LightningDataModule: scikit-learn's 1,797 digits of 8 x 8 pixels.
-
-A batch is a pair of images (B, 8, 8), float32 in [0, 1], and labels (B,), int64.
-"""
+"""The LightningDataModule: real meshes rendered offline, or a capture from disk; a batch is one `View`."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
-from shared.seeding import EvalBatchSampler, TrainSampler, coming_epoch, generator
-from sklearn.datasets import load_digits
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from shared.seeding import EvalBatchSampler, TrainSampler, coming_epoch
+from torch.utils.data import DataLoader
 
-TRAIN_SIZE = 1200  # the other 597 are the test set
+from megs2.camera import Capture, View
+from megs2.captures import load_capture
+from megs2.mesh_scenes import mesh_scene
+
+Part = Literal["test", "val"]
 
 
-class Megs2Data(LightningDataModule):
-    """Batches of the digits for training, validation and test.
+def first(views: list[View]) -> View:
+    """Take the one view of a batch."""
+    (view,) = views
+    return view
 
-    Validation images are part of the training set, never of the test set. The splits do not depend on the
-    run's seed. Every image is scored once, over all processes.
+
+class CaptureData(LightningDataModule):
+    """Photographs with cameras, one at a time.
+
+    Without `root`, a mesh of `megs2.mesh_scenes` is photographed by ray casting, once; the pictures are kept.
 
     Args:
-        batch_size: images of a training batch on each process.
-        eval_batch_size: likewise of validation and test.
-        val_fraction: share of the training set held out for validation, in (0, 1).
-        seed: the run's seed: of the order of training.
-
-    Raises:
-        ValueError: if an option is out of range.
+        scene: name of a mesh scene.
+        size: of its pictures, pixels.
+        points: to start from, sampled on the mesh.
+        noise: of these points, as a share of the mesh's radius.
+        root: folder of a capture of yours: COLMAP's (`sparse/0` and images) or NeRF-synthetic's (`transforms_*.json`).
+        images: folder of the images in a COLMAP capture, such as `images_4`.
+        test_every: in a COLMAP capture, every so many images are held out for testing.
+        val_every: of the training images, every so many are held out for choosing settings; 0 for none.
+        downscale: shrink images by this factor.
+        test_on: `test`, or `val` to choose settings by.
+        seed: the run's seed: of the points and of the order of training.
     """
 
     def __init__(
-        self, batch_size: int = 128, eval_batch_size: int = 256, val_fraction: float = 0.1, seed: int = 0
+        self,
+        scene: str = "duck",
+        size: int = 96,
+        points: int = 4000,
+        noise: float = 0.03,
+        root: str | None = None,
+        images: str | None = None,
+        test_every: int = 8,
+        val_every: int = 0,
+        downscale: int = 1,
+        test_on: Part = "test",
+        seed: int = 0,
     ) -> None:
         super().__init__()
-        for option, value in {"batch_size": batch_size, "eval_batch_size": eval_batch_size}.items():
-            if value < 1:
-                raise ValueError(f"{option} must be at least 1, got {value}")
-        if not 0 < val_fraction < 1:
-            raise ValueError(f"val_fraction must lie in (0, 1), got {val_fraction}")
-        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
-        self.val_fraction, self.seed = val_fraction, seed
-        self.parts: dict[str, Dataset[Any]] = {}
+        self.options = dict(scene=scene, size=size, points=points, noise=noise)
+        self.root, self.seed, self.test_on = root, seed, test_on
+        self.capture_options = dict(images=images, test_every=test_every, val_every=val_every, downscale=downscale)
+
+    @cached_property
+    def capture(self) -> Capture:
+        """The photographs and points."""
+        if self.root is not None:
+            return load_capture(Path(self.root), **self.capture_options)
+        return mesh_scene(
+            self.options["scene"], size=self.options["size"], points=self.options["points"],
+            noise=self.options["noise"], seed=self.seed,
+        )  # fmt: skip
 
     def setup(self, stage: str | None = None) -> None:
-        """Read and split the digits."""
-        digits = load_digits()
-        images = torch.tensor(digits.images, dtype=torch.float32) / 16
-        whole = TensorDataset(images, torch.tensor(digits.target))
-        order = torch.randperm(len(whole), generator=generator(0, "split")).tolist()
-        val_size = max(1, round(self.val_fraction * TRAIN_SIZE))
-        self.parts = {
-            "val": Subset(whole, order[:val_size]),
-            "train": Subset(whole, order[val_size:TRAIN_SIZE]),
-            "test": Subset(whole, order[TRAIN_SIZE:]),
-        }
-
-    @property
-    def _shard(self) -> dict[str, int]:
-        if self.trainer is None:
-            return {"rank": 0, "world_size": 1}
-        return {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+        """Read the photographs."""
+        _ = self.capture
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Return shuffled batches; their order depends on seed and epoch only."""
-        part = self.parts["train"]
-        epoch = coming_epoch(self.trainer)
-        sampler = TrainSampler(len(part), self.seed, epoch=epoch, **self._shard)  # type: ignore[arg-type]
-        return DataLoader(part, self.batch_size, sampler=sampler)
+        """Return the training views in an order that is a function of (seed, epoch)."""
+        views = self.capture.train
+        order = TrainSampler(len(views), self.seed, epoch=coming_epoch(self.trainer))
+        return DataLoader(views, batch_size=1, sampler=order, collate_fn=first)  # type: ignore[arg-type]
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Return the validation images, each once."""
-        return self._evaluation_loader("val")
+        """Return the views to choose settings by."""
+        return self._evaluation(self.capture.val)
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """Return the test images, each once."""
-        return self._evaluation_loader("test")
+        """Return the views of `test_on`."""
+        return self._evaluation(self.capture.test if self.test_on == "test" else self.capture.val)
 
-    def _evaluation_loader(self, name: str) -> DataLoader[Any]:
-        part = self.parts[name]
-        batches = EvalBatchSampler(len(part), self.eval_batch_size, **self._shard)  # type: ignore[arg-type]
-        return DataLoader(part, batch_sampler=batches)
+    def _evaluation(self, views: list[View]) -> DataLoader[Any]:
+        return DataLoader(views, batch_sampler=EvalBatchSampler(len(views), 1), collate_fn=first)  # type: ignore[arg-type]
+
+    def transfer_batch_to_device(self, batch: View, device: torch.device, dataloader_idx: int) -> View:
+        """Move a view; Lightning would refuse a frozen dataclass."""
+        return replace(batch, camera=batch.camera.to(device), image=batch.image.to(device))

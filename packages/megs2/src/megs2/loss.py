@@ -1,0 +1,50 @@
+"""The photometric loss 0.8 L1 + 0.2 (1 - SSIM) (Sec. 3.7)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+WINDOW, SIGMA = 11, 1.5
+K1, K2 = 0.01, 0.03
+
+
+@lru_cache(maxsize=8)
+def _window(dtype: torch.dtype, device: torch.device) -> Tensor:
+    places = torch.arange(WINDOW, dtype=torch.float64) - WINDOW // 2
+    bell = torch.exp(-0.5 * (places / SIGMA) ** 2)
+    return (bell / bell.sum()).to(device=device, dtype=dtype)
+
+
+def _blur(planes: Tensor) -> Tensor:
+    """Average planes (P, 1, H, W) under a Gaussian window, by columns and then rows; outside is 0."""
+    bell = _window(planes.dtype, planes.device)
+    half = WINDOW // 2
+    planes = F.conv2d(planes, bell.view(1, 1, -1, 1), padding=(half, 0))
+    return F.conv2d(planes, bell.view(1, 1, 1, -1), padding=(0, half))
+
+
+def ssim(image: Tensor, target: Tensor) -> Tensor:
+    """Return the mean structural similarity of images in [0, 1], with the window of 3DGS (zeros outside).
+
+    Args:
+        image: (H, W, 3).
+        target: (H, W, 3).
+
+    Returns:
+        Scalar, 1 for equal images.
+    """
+    x, y = image.permute(2, 0, 1), target.permute(2, 0, 1)
+    mean_x, mean_y, xx, yy, xy = _blur(torch.cat([x, y, x * x, y * y, x * y])[:, None]).squeeze(1).split(3)
+    variance_x, variance_y, covariance = xx - mean_x**2, yy - mean_y**2, xy - mean_x * mean_y
+    c1, c2 = K1**2, K2**2
+    upper = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
+    return (upper / ((mean_x**2 + mean_y**2 + c1) * (variance_x + variance_y + c2))).mean()
+
+
+def photometric(image: Tensor, target: Tensor, ssim_share: float = 0.2) -> Tensor:
+    """Return (1 - share) L1 + share (1 - SSIM) of images (H, W, 3)."""
+    return (1 - ssim_share) * (image - target).abs().mean() + ssim_share * (1 - ssim(image, target))
