@@ -1,8 +1,8 @@
 """Soft pruning by the alternating direction method of multipliers, with scaled duals (Sec. 3.4).
 
-    penalty     (rho / 2) (|o - z_o + u_o|^2 + |s - z_s + u_s|^2), added to the loss, on activated values
-    projection  (z_o, z_s) = Proj_kappa(o + u_o, s + u_s): kept entries keep their value, the others become 0
-    dual        u_o += o - z_o,   u_s += s - z_s
+penalty     (rho / 2) (|o - z_o + u_o|^2 + |s - z_s + u_s|^2), added to the loss, on activated values
+projection  (z_o, z_s) = Proj_kappa(o + u_o, s + u_s): kept entries keep their value, the others become 0
+dual        u_o += o - z_o,   u_s += s - z_s
 """
 
 from __future__ import annotations
@@ -31,24 +31,18 @@ class Proxy:
         value = value.detach()
         return cls(torch.where(kept, value, torch.zeros_like(value)), torch.zeros_like(value))
 
-    def penalty(self, value: Tensor) -> Tensor:
-        """Return |x - z + u|^2 / 2 of a variable's activated value."""
-        return 0.5 * (value - self.z + self.u).square().sum()
+    def penalty(self, value: Tensor, there: Tensor | None = None) -> Tensor:
+        """Return |x - z + u|^2 / 2 of a variable's activated value, over the entries that are there (all when None)."""
+        apart = value - self.z + self.u
+        return 0.5 * (apart if there is None else apart * there).square().sum()
 
-    def shifted(self, value: Tensor) -> Tensor:
-        """Return x + u, what is projected."""
-        return value.detach() + self.u
-
-    def update(self, value: Tensor, kept: Tensor, *, dual: bool = True) -> None:
+    def update(self, value: Tensor, kept: Tensor) -> None:
         """Project x + u to what is kept, then let u follow.
 
         Args:
             value: x.
             kept: where z keeps the value, bool.
-            dual: False leaves z at the first projection and u at 0, as the release does.
         """
-        if not dual:
-            return
-        shifted = self.shifted(value)
+        shifted = value.detach() + self.u
         self.z = torch.where(kept, shifted, torch.zeros_like(shifted))
         self.u = shifted - self.z

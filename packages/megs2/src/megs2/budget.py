@@ -59,7 +59,8 @@ def joint(gaussians: Tensor, lobes: Tensor, gaussian_cost: float, lobe_cost: flo
         ValueError: if a value is negative or no number, a cost is not positive, or the budget is negative or no number.
     """
     if not (gaussian_cost > 0 and lobe_cost > 0 and budget >= 0):
-        raise ValueError(f"costs must be positive and the budget at least 0, got {gaussian_cost}, {lobe_cost}, {budget}")
+        given = f"{gaussian_cost}, {lobe_cost} and {budget}"
+        raise ValueError(f"costs must be positive and the budget at least 0, got {given}")
     if not (bool((gaussians >= 0).all()) and bool((lobes >= 0).all())):
         raise ValueError("values must be numbers of at least 0")
     there = lobes > 0
@@ -82,9 +83,7 @@ def joint(gaussians: Tensor, lobes: Tensor, gaussian_cost: float, lobe_cost: flo
     return of_gaussians > high, of_lobes > high
 
 
-def ratios(
-    weights: Tensor, scores: Tensor, active: Tensor, gaussian_share: float, lobe_share: float
-) -> Kept:
+def ratios(weights: Tensor, scores: Tensor, active: Tensor, gaussian_share: float, lobe_share: float) -> Kept:
     """Remove fixed shares of Gaussians and lobes, each by its own score, as the release does (Sec. 3.4).
 
     Args:

@@ -59,14 +59,10 @@ class Camera:
     def resized(self, width: int, height: int) -> Camera:
         """Return the camera of the same picture at another size; intrinsics scale with it."""
         x, y = width / self.width, height / self.height
-        return replace(
-            self, fx=self.fx * x, cx=self.cx * x, fy=self.fy * y, cy=self.cy * y, width=width, height=height
-        )
+        return replace(self, fx=self.fx * x, cx=self.cx * x, fy=self.fy * y, cy=self.cy * y, width=width, height=height)
 
 
-def look_at(
-    eye: Tensor, target: Tensor, up: Tensor, *, fov: float, width: int, height: int
-) -> Camera:
+def look_at(eye: Tensor, target: Tensor, up: Tensor, *, fov: float, width: int, height: int) -> Camera:
     """Place a camera with square pixels and its principal point in the middle.
 
     Args:

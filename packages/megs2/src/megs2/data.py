@@ -59,15 +59,15 @@ class CaptureData(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.options = dict(scene=scene, size=size, points=points, noise=noise)
+        self.options = {"scene": scene, "size": size, "points": points, "noise": noise}
         self.root, self.seed, self.test_on = root, seed, test_on
-        self.capture_options = dict(images=images, test_every=test_every, val_every=val_every, downscale=downscale)
+        self.reading = {"images": images, "test_every": test_every, "val_every": val_every, "downscale": downscale}
 
     @cached_property
     def capture(self) -> Capture:
         """The photographs and points."""
         if self.root is not None:
-            return load_capture(Path(self.root), **self.capture_options)
+            return load_capture(Path(self.root), **self.reading)
         return mesh_scene(
             self.options["scene"], size=self.options["size"], points=self.options["points"],
             noise=self.options["noise"], seed=self.seed,

@@ -142,9 +142,7 @@ def build(
         raise ValueError(f"rest has {rest.shape[1]} coefficients for each channel, expected one of {SH_WIDTHS}")
     if n and not 0 <= int(counts.min()) <= int(counts.max()) <= lobes:
         raise ValueError(f"counts lie in {int(counts.min())}..{int(counts.max())}, expected 0..{lobes}")
-    return Gaussians(
-        means, scales, quats, opacities, base, rest, axes, sharpness, amplitudes, counts.long()
-    )
+    return Gaussians(means, scales, quats, opacities, base, rest, axes, sharpness, amplitudes, counts.long())
 
 
 def neighbour_scales(points: Tensor, neighbours: int = 3) -> Tensor:

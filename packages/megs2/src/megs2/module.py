@@ -1,10 +1,11 @@
-"""The LightningModule: wires scene, rasteriser, losses, pruning and optimisers; a step is one view."""
+"""The LightningModule: wires scene, rasteriser, loss, growth, pruning and optimisers; a step is one view."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from lightning.pytorch import LightningModule
@@ -18,22 +19,24 @@ from torchmetrics.functional.image import structural_similarity_index_measure
 
 from megs2.admm import Proxy
 from megs2.budget import Kept
-from megs2.camera import Camera, View
+from megs2.camera import Camera, Capture, View
 from megs2.colours import colours
-from megs2.densification import Densifier, simplify
+from megs2.densification import Densifier, Growth, simplify, split_blurred
+from megs2.dominance import largest_areas
 from megs2.gaussians import MAX_LOBES, Gaussians, from_points
 from megs2.importance import blending_weights, visible_colours
 from megs2.loss import photometric
-from megs2.pruning import Choice, Pruner, Worth, costs_of, cut
+from megs2.pruning import Pruner, Pruning, costs_of, cut
 from megs2.rasterizer import Backend, Rendering, choose_backend, render
-from megs2.scene import MEANS_DECAY, RATES, Scene, build_optimizers
+from megs2.reinitialisation import points_from_depth
+from megs2.scene import MEANS_DECAY, RATES, Optimizers, Scene, build_optimizers
 from megs2.schedule import Schedule
 
 if TYPE_CHECKING:
     from megs2.data import CaptureData
 
 Colour = Literal["sg", "sh", "fixed_axes"]
-Pruning = Literal["soft", "hard", "none"]
+NO_PHASES, NO_PRUNING, PAPER_GROWTH = Schedule(), Pruning(), Growth()
 
 
 def fastest_colours(gaussians: Gaussians, centre: Tensor) -> Tensor:
@@ -59,27 +62,11 @@ class SplattingModule(LightningModule):
 
     Args:
         colour: `sg` (lobes), `sh` (spherical harmonics), or `fixed_axes` (three orthogonal axes, the same for all).
-        lobes: K, most lobes of a Gaussian; of `sg` and `fixed_axes`.
+        lobes: K, most lobes of a Gaussian, 0 to 3; of `sg` and `fixed_axes`.
         sh_degree: 0 to 3; of `sh`.
-        pruning: `soft` (draw what goes to zero first), `hard` (cut at once where soft pruning would begin), `none`.
-        choice: what the budget decides: `joint` (Gaussians and lobes together), `sequential` (one after the other),
-            `ratios` (fixed shares, as the release).
-        budget_mb: megabytes (10^6 bytes) that the scene may take; for `joint` and `sequential`.
-        gaussian_share: of the Gaussians to remove (`prune_ratio2`); for `ratios`.
-        lobe_share: of the lobes to remove (`sharpness_ratio`); for `ratios`.
-        sharpness_threshold: lobes below it go in the final cut too; the release has 1 with its `ratios`.
-        dual_updates: project again and update the duals; the release never does.
-        compensate: fold the mean of a removed lobe into the base colour.
-        worth: what the value of a Gaussian is (Sec. 3.4, inferred): its blending weight times `colour` (the mean of
-            what is seen), `contrast` (the distance of that from the background) or 1 (`weight`).
-        gaussian_bytes: what a Gaussian without lobes costs; what it takes in memory when None.
-        rho: weight of the penalty.
-        simplify_share: of the Gaussians that the simplification removes (`prune_ratio1`).
-        importance_views: views that blending weights are summed over at each projection, drawn anew; all when None.
-        per_area: divide weights by projected areas (the release, outdoors).
         schedule: when what happens.
-        gradient_threshold: of densification, in half pictures.
-        cap: Gaussians at which growth stops.
+        growth: how the scene grows, where the schedule lets it.
+        pruning: how it is brought down to a budget, where the schedule says when.
         ssim_share: of the structural similarity in the loss.
         means_lr: rate of the means, times the scene's extent; falls to a hundredth by the end.
         lr_scale: multiplies every other rate of Sec. 3.1.
@@ -96,23 +83,9 @@ class SplattingModule(LightningModule):
         colour: Colour = "sg",
         lobes: int = MAX_LOBES,
         sh_degree: int = 3,
-        pruning: Pruning = "soft",
-        choice: Choice = "joint",
-        budget_mb: float | None = None,
-        gaussian_share: float = 0.5,
-        lobe_share: float = 0.5,
-        sharpness_threshold: float = 0.0,
-        dual_updates: bool = True,
-        compensate: bool = True,
-        worth: Worth = "colour",
-        gaussian_bytes: float | None = None,
-        rho: float = 5e-4,
-        simplify_share: float = 0.5,
-        importance_views: int | None = 8,
-        per_area: bool = False,
-        schedule: Schedule = Schedule(),
-        gradient_threshold: float = 2e-4,
-        cap: int = 4_500_000,
+        schedule: Schedule = NO_PHASES,
+        growth: Growth = PAPER_GROWTH,
+        pruning: Pruning = NO_PRUNING,
         ssim_share: float = 0.2,
         means_lr: float = RATES["means"],
         lr_scale: float = 1.0,
@@ -121,213 +94,252 @@ class SplattingModule(LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.save_hyperparameters(ignore=["schedule"])
+        if colour not in get_args(Colour):
+            raise ValueError(f"colour must be one of {', '.join(get_args(Colour))}, got {colour!r}")
+        for name, value in {"lobes": lobes, "sh_degree": sh_degree}.items():
+            if not 0 <= value <= 3:
+                raise ValueError(f"{name} must lie in 0..3, got {value}")
+        for name, rate in {"means_lr": means_lr, "lr_scale": lr_scale}.items():
+            if not 0 < rate < math.inf:
+                raise ValueError(f"{name} must be a finite number above 0, got {rate}")
+        if not 0 <= ssim_share <= 1:
+            raise ValueError(f"ssim_share must lie in [0, 1], got {ssim_share}")
+        if not 1 <= tile_size <= 256:
+            raise ValueError(f"tile_size must lie in 1..256, got {tile_size}")
         self.automatic_optimization = False
-        self.options, self.schedule, self.seed = self.hparams, schedule, seed
+        self.colour, self.schedule, self.growth, self.pruning = colour, schedule, growth, pruning
+        self.lobes, self.sh_degree = (0, sh_degree) if colour == "sh" else (lobes, 0)
+        self.ssim_share, self.means_lr, self.lr_scale, self.seed = ssim_share, means_lr, lr_scale, seed
+        self.backend, self.tile_size = backend, tile_size
         self.scene = Scene(fixed_axes=colour == "fixed_axes")
         self.pruner: Pruner | None = None
         self.densifier: Densifier | None = None
         self.resumed: dict[str, Any] = {}
-        self.backend: Backend = backend
         self.val_psnr, self.val_ssim = MeanMetric(), MeanMetric()
         self.test_psnr, self.test_ssim, self.test_count = MeanMetric(), MeanMetric(), SumMetric()
 
-    # What a run begins with
-
-    def setup(self, stage: str) -> None:
-        """Choose the rasteriser, and start from the capture's points where there is no scene yet."""
-        if self.trainer.world_size > 1:
-            raise ValueError("a scene is trained on one device, got trainer.devices for several: train a scene on each")
-        device = self.trainer.strategy.root_device
-        self.backend = choose_backend(self.options.backend, device)
-        if stage != "fit" or len(self.scene):
-            return
-        capture = self.capture
-        has_lobes = self.options.colour != "sh"
-        start = from_points(
-            capture.points, capture.colours,
-            sh_degree=0 if has_lobes else self.options.sh_degree,
-            lobes=self.options.lobes if has_lobes else 0,
-            generator=generator(self.seed, "start"),
-        )  # fmt: skip
-        self.scene.replace(self.fixed(start))
-
     @property
-    def capture(self) -> Any:
-        """What the data module has read."""
+    def capture(self) -> Capture:
+        """What the datamodule has read."""
         return cast("CaptureData", self.trainer.datamodule).capture  # type: ignore[attr-defined]
 
-    def fixed(self, gaussians: Gaussians) -> Gaussians:
+    @property
+    def drawing(self) -> dict[str, Any]:
+        """What says how to rasterise."""
+        return {"backend": self.backend, "tile_size": self.tile_size}
+
+    # How a run begins
+
+    def setup(self, stage: str) -> None:
+        """Choose the rasteriser, and start from the capture's points where there is no scene yet.
+
+        Raises:
+            ValueError: if there are several devices, or the rasteriser cannot work on the one there is.
+        """
+        if self.trainer.world_size > 1:
+            raise ValueError(
+                f"a scene is trained on one device: set trainer.devices to 1, got {self.trainer.world_size}"
+            )
+        self.backend = choose_backend(self.backend, self.trainer.strategy.root_device)
+        if stage == "fit" and not self.scene.params:
+            self.scene.replace(self.start_from(self.capture.points, self.capture.colours, 0))
+
+    def start_from(self, points: Tensor, seen: Tensor, step: int) -> Gaussians:
+        """Start a scene of this colour model from points (P, 3) and their colours (P, 3)."""
+        random = generator(self.seed, "start", step)
+        return self.with_axes(from_points(points, seen, sh_degree=self.sh_degree, lobes=self.lobes, generator=random))
+
+    def with_axes(self, gaussians: Gaussians) -> Gaussians:
         """Give all Gaussians the same orthogonal axes, where axes are not trained."""
-        if self.options.colour != "fixed_axes":
+        if self.colour != "fixed_axes":
             return gaussians
         axes = torch.eye(3)[: gaussians.max_lobes].to(gaussians.axes)
         return replace(gaussians, axes=axes.expand(len(gaussians), -1, -1).clone())
 
+    def begin_anew(self, gaussians: Gaussians) -> None:
+        """Go on with other Gaussians and fresh optimisers."""
+        self.scene.replace(gaussians)
+        self.trainer.strategy.setup_optimizers(self.trainer)
+
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Build an Adam for each parameter (Sec. 3.1)."""
-        rates = {name: rate * self.options.lr_scale for name, rate in RATES.items()} | {"means": self.options.means_lr}
+        rates = {name: rate * self.lr_scale for name, rate in RATES.items()} | {"means": self.means_lr}
         made = build_optimizers(self.scene, rates, self.capture.extent)
         self.names = list(made)
         return list(made.values())
 
     @property
-    def adams(self) -> dict[str, torch.optim.Optimizer]:
+    def adams(self) -> Optimizers:
         """The optimisers by the names of their parameters."""
-        found = self.optimizers()
-        wrapped = found if isinstance(found, list) else [found]
-        return {
-            name: each.optimizer if isinstance(each, LightningOptimizer) else each
-            for name, each in zip(self.names, wrapped, strict=True)
-        }
+        wrapped = cast("list[LightningOptimizer]", self.optimizers())
+        return {name: each.optimizer for name, each in zip(self.names, wrapped, strict=True)}
 
     def on_fit_start(self) -> None:
-        """Begin densification, or go on with it."""
-        stop = self.schedule.densify_until
-        if stop is not None:
+        """Begin growth and pruning, or go on with them."""
+        schedule = self.schedule
+        if schedule.densify_until is not None:
             self.densifier = Densifier(
-                self.capture.extent, self.schedule.densify_from, stop, self.schedule.densify_every,
-                self.options.gradient_threshold, cap=self.options.cap,
-            )  # fmt: skip
+                self.growth, self.capture.extent, schedule.densify_from, schedule.densify_until, schedule.densify_every
+            )
             self.densifier.state |= self.resumed.get("densifier", {})
         if "proxies" in self.resumed:
             self.pruner = self.new_pruner()
             self.pruner.proxies = {name: Proxy(*pair) for name, pair in self.resumed["proxies"].items()}
         rank_zero_info(f"rasteriser: {self.backend}; {len(self.scene):,} Gaussians to start from")
 
-    # Drawing
+    # A step
 
     def forward(self, camera: Camera) -> Rendering:
         """Draw the scene as a camera sees it."""
-        return render(
-            self.scene.gaussians, camera, self.capture.background.to(self.device), backend=self.backend,
-            tile_size=self.options.tile_size, colour=fastest_colours,
-        )  # fmt: skip
-
-    # Training
+        background = self.capture.background.to(self.device)
+        return render(self.scene.gaussians, camera, background, colour=fastest_colours, **self.drawing)
 
     def training_step(self, view: View, batch_index: int) -> None:
-        """Do what is due, then improve the scene by one view."""
+        """Do what is due, then improve the scene by one view.
+
+        Raises:
+            ValueError: if the loss is not finite.
+        """
         step = self.global_step
         self.before(step)
         adams = self.adams
         self.set_rate_of_means(adams, step)
         drawn = self(view.camera)
-        loss = photometric(drawn.image, view.image, self.options.ssim_share)
-        if not math.isfinite(value := float(loss.detach())):
+        loss = photometric(drawn.image, view.image, self.ssim_share)
+        value = float(loss.detach())
+        if not math.isfinite(value):
             raise ValueError(f"the loss of step {step} is {value}: lower the rates, or look at the photographs")
-        total = loss
-        if self.pruner is not None and self.schedule.prunes_at(step):
-            total = total + self.options.rho * self.pruner.penalty(self.scene.gaussians)
-        if self.densifier is not None and step < self.densifier.stop:
-            self.densifier.before_backward(drawn)
-        if total.requires_grad:
-            self.manual_backward(total)
-        # Lightning counts the steps of its own wrappers: one of them shall count.
-        first, *others = self.optimizers() if len(adams) > 1 else [self.optimizers()]
+        if self.pruner is not None and step in self.schedule.pruning:
+            loss = loss + self.pruner.penalty(self.scene.gaussians)
+        grows = self.densifier is not None and step < self.densifier.stop
+        if grows:
+            drawn.means2d.retain_grad()
+        self.manual_backward(loss)
+        # Lightning counts the steps of its wrappers, and one view shall count once.
+        first, *others = cast("list[LightningOptimizer]", self.optimizers())
         first.step()
         for other in others:
             other.optimizer.step()
         for adam in adams.values():
             adam.zero_grad(set_to_none=True)
-        if self.densifier is not None:
-            self.densifier.after_step(self.scene, adams, step, drawn, view.camera)
+        if self.densifier is not None and grows:
+            self.grow(self.densifier, step, drawn, view.camera)
         self.log("train/loss", value, batch_size=1)
         self.log("train/psnr", psnr(drawn.image.detach(), view.image), prog_bar=True, batch_size=1)
-        self.log("gaussians", float(len(self.scene)), prog_bar=True, batch_size=1)
+        self.log("train/gaussians", float(len(self.scene)), prog_bar=True, batch_size=1)
+        self.log("train/lobes", self.mean_lobes(), batch_size=1)
 
-    def set_rate_of_means(self, adams: dict[str, torch.optim.Optimizer], step: int) -> None:
+    def set_rate_of_means(self, adams: Optimizers, step: int) -> None:
         """Let the rate of the means fall log-linearly (Sec. 3.1)."""
-        last = max(1, self.trainer.max_steps if self.trainer.max_steps > 0 else self.trainer.estimated_stepping_batches)
-        rate = self.options.means_lr * self.capture.extent * MEANS_DECAY ** min(1, step / last)
-        adams["means"].param_groups[0]["lr"] = rate
+        last = max(1, int(self.trainer.estimated_stepping_batches))
+        adams["means"].param_groups[0]["lr"] = (
+            self.means_lr * self.capture.extent * MEANS_DECAY ** min(1.0, step / last)
+        )
 
     @torch.no_grad()
     def before(self, step: int) -> None:
-        """Change the scene where the schedule says so, before the step is made."""
-        schedule = self.schedule
+        """Change the scene where the schedule says so, before a step is made (Sec. 3.5)."""
+        schedule, soft = self.schedule, self.pruning.method == "soft"
         if step == schedule.simplify_at:
-            self.simplify(step)
-        pruned = schedule.prune_from is not None and step > schedule.prune_from
-        if self.scene.gaussians.max_lobes and not pruned:
-            self.scene.counts.fill_(schedule.lobes_at(step, self.options.lobes))
-        if self.options.pruning == "none" or schedule.prune_from is None:
-            return
-        if self.options.pruning == "hard":
-            if step == schedule.prune_from:
-                self.pruner = self.new_pruner()
-                cut(self.scene, self.adams, self.kept(step, every_view=True), compensate=self.options.compensate)
-            return
-        if step == schedule.prune_from:
-            self.pruner = self.new_pruner()
-        if self.pruner is None:
-            return
-        if schedule.projects_at(step):
-            half = (schedule.prune_from + cast("int", schedule.prune_until)) // 2
-            self.pruner.lobes_due = self.options.choice != "sequential" or step >= half
             gaussians = self.scene.gaussians
-            if step == schedule.prune_from:
-                self.pruner.start(gaussians, self.kept(step))
-            elif self.options.dual_updates:
-                self.pruner.update(gaussians, self.kept(step))
-        if step == schedule.prune_until:
-            self.pruner.lobes_due = True
-            cut(self.scene, self.adams, self.kept(step, every_view=True), compensate=self.options.compensate)
-            self.pruner = None
+            weights = self.weights(gaussians, self.cameras(self.capture.train))
+            random = generator(self.seed, "simplify")
+            self.begin_anew(self.with_axes(simplify(gaussians, weights, self.growth.simplify_share, random)))
+        start = schedule.prune_from
+        if self.lobes and (start is None or step <= start):
+            self.scene.counts.fill_(schedule.lobes_at(step, self.lobes))
+        if start is None or not self.scene.params:
+            return
+        if step == start:
+            self.pruner = self.new_pruner()
+            if not soft:
+                self.cut(step)
+        elif self.pruner is not None and step == schedule.prune_until:
+            self.cut(step)
+        if soft and self.pruner is not None and schedule.projects_at(step):
+            gaussians = self.scene.gaussians.detach()
+            middle = (schedule.pruning.start + schedule.pruning.stop) // 2
+            self.pruner.lobes_due = self.pruning.choice != "sequential" or step >= middle
+            if step == start:
+                self.pruner.start(gaussians, self.kept(self.pruner, gaussians, self.views_at(step, "importance")))
+            elif self.pruning.dual_updates:
+                self.pruner.update(gaussians, self.kept(self.pruner, gaussians, self.views_at(step, "importance")))
+
+    # Growth
+
+    def grow(self, densifier: Densifier, step: int, drawn: Rendering, camera: Camera) -> None:
+        """Add and remove Gaussians after a step of densification (Sec. 3.5)."""
+        adams, every, blur = self.adams, self.schedule.reinit_every, self.growth.blur_share
+        densifier.after_step(self.scene, adams, step, drawn, camera)
+        if densifier.acts_at(step) and blur is not None and len(self.scene) < self.growth.cap:
+            areas = largest_areas(self.scene.gaussians, self.cameras(self.views_at(step, "blur")))
+            if split_blurred(self.scene, adams, areas, blur * camera.width * camera.height):
+                densifier.forget()
+        if every is not None and step > 0 and step % every == 0:
+            views = [
+                replace(view, camera=view.camera.to(self.device), image=view.image.to(self.device))
+                for view in self.capture.train
+            ]
+            points, seen = points_from_depth(
+                self.scene.gaussians, views, self.growth.reinit_points, generator(self.seed, "depth", step),
+                **self.drawing,
+            )  # fmt: skip
+            if len(points):
+                self.begin_anew(self.start_from(points, seen, step))
+                densifier.forget()
+
+    # Pruning
 
     def new_pruner(self) -> Pruner:
         """Make what chooses."""
-        options, gaussians = self.options, self.scene.gaussians
-        costs = costs_of(gaussians, options.colour == "fixed_axes")
-        if options.gaussian_bytes is not None:
-            costs = replace(costs, gaussian=options.gaussian_bytes)
-        return Pruner(
-            budget=math.inf if options.budget_mb is None else 1e6 * options.budget_mb, costs=costs,
-            choice=options.choice, gaussian_share=options.gaussian_share, lobe_share=options.lobe_share,
-            dual=options.dual_updates,
-        )  # fmt: skip
+        return Pruner(self.pruning, costs_of(self.scene.gaussians, self.colour == "fixed_axes"))
 
-    def kept(self, step: int, every_view: bool = False) -> Kept:
-        """Choose what the budget keeps, by the blending weights in some training views, or in all."""
+    def cut(self, step: int) -> None:
+        """Remove what the budget does not keep, by the weights in all training views, and end pruning."""
         assert self.pruner is not None
-        views: list[View] = self.capture.train
-        count = self.options.importance_views
-        if not every_view and count is not None and count < len(views):
-            chosen = torch.randperm(len(views), generator=generator(self.seed, "importance", step))[:count]
-            views = [views[i] for i in chosen.tolist()]
+        self.pruner.lobes_due = True
         gaussians = self.scene.gaussians.detach()
-        cameras = [view.camera.to(self.device) for view in views]
-        weights = blending_weights(
-            gaussians, cameras, backend=self.backend, tile_size=self.options.tile_size, per_area=self.options.per_area
-        )
-        values = weights
-        if self.options.worth == "colour":
-            values = weights * visible_colours(gaussians, cameras)
-        gone = self.pruner.choose(gaussians, weights, values)
-        if every_view and self.options.sharpness_threshold:
-            sharp = gaussians.sharpness.abs() >= self.options.sharpness_threshold
-            return gone[0], gone[1] & sharp
-        return gone
+        kept, lobes = self.kept(self.pruner, gaussians, self.capture.train)
+        if self.pruning.sharpness_threshold:
+            lobes = lobes & (gaussians.sharpness.abs() >= self.pruning.sharpness_threshold)
+        cut(self.scene, self.adams, (kept, lobes), compensate=self.pruning.compensate)
+        self.pruner = None
 
-    def simplify(self, step: int) -> None:
-        """Keep a sample of the Gaussians, and start them anew."""
-        gaussians = self.scene.gaussians
-        cameras = [view.camera.to(self.device) for view in self.capture.train]
-        weights = blending_weights(
-            gaussians, cameras, backend=self.backend, tile_size=self.options.tile_size, per_area=self.options.per_area
-        )
-        fresh = simplify(gaussians, weights, self.options.simplify_share, generator(self.seed, "simplify"))
-        self.scene.replace(self.fixed(fresh))
-        self.trainer.strategy.setup_optimizers(self.trainer)
+    def kept(self, pruner: Pruner, gaussians: Gaussians, views: Sequence[View]) -> Kept:
+        """Choose what the budget keeps, by what some training views show."""
+        cameras = self.cameras(views)
+        weights = self.weights(gaussians, cameras)
+        values = weights * visible_colours(gaussians, cameras) if self.pruning.worth == "colour" else weights
+        return pruner.choose(gaussians, weights, values)
+
+    def weights(self, gaussians: Gaussians, cameras: Sequence[Camera]) -> Tensor:
+        """Return the blending weights W (N,)."""
+        return blending_weights(gaussians, cameras, per_area=self.pruning.per_area, **self.drawing)
+
+    def views_at(self, step: int, purpose: str) -> list[View]:
+        """Return `importance_views` of the training views, drawn anew for each step and purpose."""
+        views, count = self.capture.train, self.pruning.importance_views
+        if count is None or count >= len(views):
+            return views
+        chosen = torch.randperm(len(views), generator=generator(self.seed, purpose, step))[:count]
+        return [views[i] for i in chosen.tolist()]
+
+    def cameras(self, views: Sequence[View]) -> list[Camera]:
+        """Return the cameras of views on the scene's device."""
+        return [view.camera.to(self.device) for view in views]
 
     # Evaluation
 
-    def score(self, view: View, psnr_metric: MeanMetric, ssim_metric: MeanMetric) -> None:
+    def mean_lobes(self) -> float:
+        """Return the mean number of active lobes of a Gaussian; 0 for an empty scene."""
+        return float(self.scene.counts.sum()) / max(1, len(self.scene))
+
+    def score(self, view: View, of_psnr: MeanMetric, of_ssim: MeanMetric) -> None:
         """Add a view's PSNR and SSIM."""
         image = self(view.camera).image.clamp(0, 1)
-        psnr_metric.update(psnr(image, view.image))
-        planes = [each.permute(2, 0, 1)[None] for each in (image, view.image)]
-        ssim_metric.update(structural_similarity_index_measure(*planes, data_range=1.0))
+        of_psnr.update(psnr(image, view.image))
+        drawn, target = image.permute(2, 0, 1)[None], view.image.permute(2, 0, 1)[None]
+        of_ssim.update(cast("Tensor", structural_similarity_index_measure(drawn, target, data_range=1.0)))
 
     def validation_step(self, view: View, batch_index: int) -> None:
         """Score a view."""
@@ -339,23 +351,27 @@ class SplattingModule(LightningModule):
         """Score a view, and weigh the scene."""
         self.score(view, self.test_psnr, self.test_ssim)
         self.test_count.update(1)
-        gaussians = self.scene.gaussians
         self.log("test/psnr", self.test_psnr, batch_size=1)
         self.log("test/ssim", self.test_ssim, batch_size=1)
         self.log("test/n", self.test_count, batch_size=1)
-        self.log("test/gaussians", float(len(gaussians)), batch_size=1)
-        self.log("test/lobes", float(gaussians.counts.sum()) / max(1, len(gaussians)), batch_size=1)
-        self.log("test/kilobytes", gaussians.static_bytes() / 1e3, batch_size=1)
+        self.log("test/gaussians", float(len(self.scene)), batch_size=1)
+        self.log("test/lobes", self.mean_lobes(), batch_size=1)
+        self.log("test/kilobytes", self.static_bytes() / 1e3, batch_size=1)
+
+    def static_bytes(self) -> float:
+        """Return what the scene takes in memory, in bytes; shared axes are not counted."""
+        costs = costs_of(self.scene.gaussians, self.colour == "fixed_axes")
+        return len(self.scene) * costs.gaussian + int(self.scene.counts.sum()) * costs.lobe
 
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the proxies of pruning and the statistics of densification."""
-        if self.pruner is not None and self.pruner.proxies is not None:
+        if self.pruner is not None:
             checkpoint["proxies"] = {name: (proxy.z, proxy.u) for name, proxy in self.pruner.proxies.items()}
         if self.densifier is not None:
             checkpoint["densifier"] = self.densifier.state
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take them over."""
+        """Keep them until training goes on."""
         self.resumed = {name: checkpoint[name] for name in ("proxies", "densifier") if name in checkpoint}

@@ -1,6 +1,6 @@
 """Projection of 3-D Gaussians to a picture (Sec. 3.3), by the conventions of gsplat.
 
-    t = R x + T,   S2 = J R S R^T J^T + 0.3 I,   S = Q diag(scale)^2 Q^T,   u = K t / z
+t = R x + T,   S2 = J R S R^T J^T + 0.3 I,   S = Q diag(scale)^2 Q^T,   u = K t / z
 """
 
 from __future__ import annotations

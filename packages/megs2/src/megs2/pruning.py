@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -16,8 +17,62 @@ from megs2.importance import lobe_scores, lobe_values
 from megs2.scene import Scene, keep_gaussians, keep_lobes
 from megs2.spherical_gaussians import compensation
 
-Choice = Literal["joint", "sequential", "ratios"]
-Worth = Literal["weight", "colour", "contrast"]
+
+@dataclass(frozen=True)
+class Pruning:
+    """How a scene is brought down to a budget.
+
+    Attributes:
+        method: `soft` draws what goes to zero before it is cut, `hard` cuts at once where soft pruning would begin.
+        choice: `joint` is the paper's problem; `sequential` takes Gaussians in the first half and lobes in the second;
+            `ratios` removes fixed shares, as the release does.
+        budget_mb: megabytes (10^6 bytes) that the scene may take, for `joint` and `sequential`; None for all.
+        gaussian_share: of the Gaussians to remove (`prune_ratio2`), for `ratios`.
+        lobe_share: of the lobes to remove (`sharpness_ratio`), for `ratios`.
+        lobes_left: mean number of lobes that the first half of `sequential` reckons with.
+        sharpness_threshold: lobes below it go in the final cut too; the release has 1 with its `ratios`.
+        dual_updates: project again and update the duals; the release never does.
+        compensate: fold the mean of a removed lobe into the base colour.
+        worth: of a Gaussian (Sec. 3.4, inferred): its blending weight times the mean `colour` that is seen, or the
+            `weight` alone.
+        gaussian_bytes: what a Gaussian without lobes costs; what it takes in memory when None.
+        rho: weight of the penalty.
+        importance_views: training views that blending weights are summed over at a projection, drawn anew for each;
+            all when None, as for the final cut.
+        per_area: divide weights by projected areas (the release, outdoors).
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    method: Literal["soft", "hard"] = "soft"
+    choice: Literal["joint", "sequential", "ratios"] = "joint"
+    budget_mb: float | None = None
+    gaussian_share: float = 0.5
+    lobe_share: float = 0.5
+    lobes_left: float = 1.5
+    sharpness_threshold: float = 0.0
+    dual_updates: bool = True
+    compensate: bool = True
+    worth: Literal["colour", "weight"] = "colour"
+    gaussian_bytes: float | None = None
+    rho: float = 5e-4
+    importance_views: int | None = 8
+    per_area: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("gaussian_share", "lobe_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"pruning.{name} must lie in [0, 1], got {getattr(self, name)}")
+        for name in ("lobes_left", "sharpness_threshold", "rho"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"pruning.{name} must be a finite number of at least 0, got {getattr(self, name)}")
+        for name in ("budget_mb", "gaussian_bytes"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"pruning.{name} must be a finite number above 0, got {value}")
+        if self.importance_views is not None and self.importance_views < 1:
+            raise ValueError(f"pruning.importance_views must be at least 1, got {self.importance_views}")
 
 
 @dataclass(frozen=True)
@@ -45,32 +100,24 @@ def costs_of(gaussians: Gaussians, fixed_axes: bool = False) -> Costs:
     return Costs(gaussian, 4 * (LOBE_FLOATS - 3 * fixed_axes))
 
 
-@dataclass
 class Pruner:
-    """Chooses what a budget keeps, and draws the rest to zero.
+    """Chooses what the budget keeps, and draws the rest to zero.
+
+    Args:
+        options: how.
+        costs: of the scene's entries; `options.gaussian_bytes` replaces that of a Gaussian.
 
     Attributes:
-        budget: bytes; of `joint` and `sequential`.
-        costs: of the scene's entries.
-        choice: `joint` is the paper's problem; `sequential` takes Gaussians in the first half and lobes in the second;
-            `ratios` removes fixed shares, as the release does.
-        gaussian_share: of the Gaussians to remove; of `ratios`.
-        lobe_share: of the lobes to remove; of `ratios`.
-        lobes_left: mean number of lobes that the first half of `sequential` reckons with.
-        dual: update z and u; False is what the release amounts to.
         proxies: of opacities, and of sharpness where there are lobes; empty until `start`.
         lobes_due: whether lobes are chosen too; False in the first half of `sequential`.
     """
 
-    budget: float
-    costs: Costs
-    choice: Choice = "joint"
-    gaussian_share: float = 0.5
-    lobe_share: float = 0.5
-    lobes_left: float = 1.5
-    dual: bool = True
-    proxies: dict[str, Proxy] | None = None
-    lobes_due: bool = True
+    def __init__(self, options: Pruning, costs: Costs) -> None:
+        gaussian = costs.gaussian if options.gaussian_bytes is None else options.gaussian_bytes
+        self.options, self.costs = options, Costs(gaussian, costs.lobe)
+        self.budget = math.inf if options.budget_mb is None else 1e6 * options.budget_mb
+        self.proxies: dict[str, Proxy] = {}
+        self.lobes_due = True
 
     def choose(self, gaussians: Gaussians, weights: Tensor, values: Tensor) -> Kept:
         """Return what the budget keeps.
@@ -83,14 +130,16 @@ class Pruner:
         Returns:
             Gaussians (N,) and lobes (N, K), bool.
         """
-        if self.choice == "ratios":
-            return ratios(weights, lobe_scores(gaussians), gaussians.active, self.gaussian_share, self.lobe_share)
+        options, costs = self.options, self.costs
+        if options.choice == "ratios":
+            scores = lobe_scores(gaussians)
+            return ratios(weights, scores, gaussians.active, options.gaussian_share, options.lobe_share)
         lobes = lobe_values(gaussians, weights)
-        if self.choice == "sequential" and not self.lobes_due:
-            cost = self.costs.gaussian + self.lobes_left * self.costs.lobe
-            kept, _ = joint(values, lobes[:, :0], cost, self.costs.lobe, self.budget)
+        if not self.lobes_due:
+            cost = costs.gaussian + options.lobes_left * costs.lobe
+            kept, _ = joint(values, lobes[:, :0], cost, costs.lobe, self.budget)
             return kept, gaussians.active & kept[:, None]
-        return joint(values, lobes, self.costs.gaussian, self.costs.lobe, self.budget)
+        return joint(values, lobes, costs.gaussian, costs.lobe, self.budget)
 
     def start(self, gaussians: Gaussians, kept: Kept) -> None:
         """Set z to the first projection, and u to 0."""
@@ -101,20 +150,17 @@ class Pruner:
 
     def update(self, gaussians: Gaussians, kept: Kept) -> None:
         """Project, and update the duals."""
-        assert self.proxies is not None
-        self.proxies["opacities"].update(gaussians.opacities.detach().sigmoid(), kept[0], dual=self.dual)
-        if gaussians.max_lobes:
-            self.proxies["sharpness"].update(gaussians.sharpness.detach().abs(), kept[1], dual=self.dual)
+        scene = gaussians.detach()
+        self.proxies["opacities"].update(scene.opacities.sigmoid(), kept[0])
+        if scene.max_lobes:
+            self.proxies["sharpness"].update(scene.sharpness.abs(), kept[1])
 
     def penalty(self, gaussians: Gaussians) -> Tensor:
-        """Return (|o - z_o + u_o|^2 + |s - z_s + u_s|^2) / 2, to be multiplied by rho."""
-        assert self.proxies is not None
+        """Return rho / 2 (|o - z_o + u_o|^2 + |s - z_s + u_s|^2)."""
         penalty = self.proxies["opacities"].penalty(gaussians.opacities.sigmoid())
         if gaussians.max_lobes:
-            proxy = self.proxies["sharpness"]
-            apart = (gaussians.sharpness.abs() - proxy.z + proxy.u) * gaussians.active
-            penalty = penalty + 0.5 * apart.square().sum()
-        return penalty
+            penalty = penalty + self.proxies["sharpness"].penalty(gaussians.sharpness.abs(), gaussians.active)
+        return self.options.rho * penalty
 
 
 @torch.no_grad()

@@ -108,9 +108,7 @@ def rasterize(
         return _gsplat(means, quats, scales, opacities, colours, camera, background, tile_size)
     projected = project(means, quats, scales, opacities, camera)
     if backend == "torch":
-        image, coverage = compositing.composite(
-            projected, opacities, colours, background, camera.width, camera.height
-        )
+        image, coverage = compositing.composite(projected, opacities, colours, background, camera.width, camera.height)
     else:
         from megs2 import cpu_rasterizer
 

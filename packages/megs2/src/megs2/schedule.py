@@ -58,10 +58,13 @@ class Schedule:
         """Return how many lobes are active at a step before pruning, at most `most`."""
         return 0 if step < self.lobes_from else min(most, 1 + (step - self.lobes_from) // self.lobes_every)
 
-    def prunes_at(self, step: int) -> bool:
-        """Whether variables are drawn to their proxies at this step."""
-        return self.prune_from is not None and self.prune_until is not None and self.prune_from <= step < self.prune_until
+    @property
+    def pruning(self) -> range:
+        """Steps at which variables are drawn to their proxies; the final cut comes before the one after the last."""
+        if self.prune_from is None or self.prune_until is None:
+            return range(0)
+        return range(self.prune_from, self.prune_until)
 
     def projects_at(self, step: int) -> bool:
         """Whether the proxies are projected before this step, the first time included."""
-        return self.prunes_at(step) and self.prune_from is not None and (step - self.prune_from) % self.prune_every == 0
+        return step in self.pruning and (step - self.pruning.start) % self.prune_every == 0

@@ -1,6 +1,6 @@
 """Real spherical harmonics of degree 1 to 3 in the convention of 3DGS: the colour model that MEGS² replaces.
 
-3DGS evaluates them in the direction from the camera to the Gaussian, lobes are evaluated in the opposite one (Sec. 3.2).
+3DGS evaluates them in the direction from the camera to the Gaussian, and lobes in the opposite one (Sec. 3.2).
 """
 
 from __future__ import annotations

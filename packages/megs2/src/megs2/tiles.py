@@ -22,7 +22,9 @@ Ints = NDArray[np.int32]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def list_pairs(means2d: Floats, radii: Ints, order: NDArray[np.int64], across: int, down: int, size: int) -> tuple[NDArray[np.int64], Ints]:
+def list_pairs(
+    means2d: Floats, radii: Ints, order: NDArray[np.int64], across: int, down: int, size: int
+) -> tuple[NDArray[np.int64], Ints]:
     """List the Gaussians of each tile, in the order of depth.
 
     Args:
@@ -67,7 +69,9 @@ def list_pairs(means2d: Floats, radii: Ints, order: NDArray[np.int64], across: i
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _span(dy: float, xx: float, xy: float, yy: float, reach: float, half: float, mean_x: float, left: int, right: int) -> tuple[int, int]:
+def _span(
+    dy: float, xx: float, xy: float, yy: float, reach: float, half: float, mean_x: float, left: int, right: int
+) -> tuple[int, int]:
     """Return the pixels [first, last) of a row where d^T S2^-1 d can be below `reach`, a pixel wider for safety."""
     shift = -xy * dy / xx
     inside = shift * shift - (yy * dy * dy - reach) / xx
@@ -75,13 +79,29 @@ def _span(dy: float, xx: float, xy: float, yy: float, reach: float, half: float,
         return 0, 0
     width = math.sqrt(inside)
     # A pixel's centre lies at +0.5.
-    first = int(math.floor(max(mean_x + shift - width - half, left))) 
-    last = int(math.ceil(min(mean_x + shift + width + half, right))) 
+    first = int(math.floor(max(mean_x + shift - width - half, left)))
+    last = int(math.ceil(min(mean_x + shift + width + half, right)))
     return max(first, left), min(last, right)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def forward(first_tile: int, last_tile: int, across: int, size: int, starts: NDArray[np.int64], ids: Ints, means2d: Floats, conics: Floats, opacities: Floats, reaches: Floats, colours: Floats, limits: Floats, image: Floats, transmittance: Floats, ends: Ints) -> None:
+def forward(
+    first_tile: int,
+    last_tile: int,
+    across: int,
+    size: int,
+    starts: NDArray[np.int64],
+    ids: Ints,
+    means2d: Floats,
+    conics: Floats,
+    opacities: Floats,
+    reaches: Floats,
+    colours: Floats,
+    limits: Floats,
+    image: Floats,
+    transmittance: Floats,
+    ends: Ints,
+) -> None:
     """Composite some tiles.
 
     Args:
@@ -145,7 +165,25 @@ def forward(first_tile: int, last_tile: int, across: int, size: int, starts: NDA
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def backward(first_tile: int, last_tile: int, across: int, size: int, starts: NDArray[np.int64], ids: Ints, means2d: Floats, conics: Floats, opacities: Floats, reaches: Floats, colours: Floats, limits: Floats, ends: Ints, transmittance: Floats, behind: Floats, grad_image: Floats, grads: Floats) -> None:
+def backward(
+    first_tile: int,
+    last_tile: int,
+    across: int,
+    size: int,
+    starts: NDArray[np.int64],
+    ids: Ints,
+    means2d: Floats,
+    conics: Floats,
+    opacities: Floats,
+    reaches: Floats,
+    colours: Floats,
+    limits: Floats,
+    ends: Ints,
+    transmittance: Floats,
+    behind: Floats,
+    grad_image: Floats,
+    grads: Floats,
+) -> None:
     """Walk some tiles back to front, and write the gradients of each pair.
 
     With D = dL/dC . col_k and B = dL/dC . (everything behind k, as it arrives in the picture):
@@ -203,7 +241,11 @@ def backward(first_tile: int, last_tile: int, across: int, size: int, starts: ND
                     passes = one / (one - alpha)
                     before = transmittance[row, column] * passes
                     weight = before * alpha
-                    g_red, g_green, g_blue = grad_image[row, column, 0], grad_image[row, column, 1], grad_image[row, column, 2]
+                    g_red, g_green, g_blue = (
+                        grad_image[row, column, 0],
+                        grad_image[row, column, 1],
+                        grad_image[row, column, 2],
+                    )
                     seen = g_red * red + g_green * green + g_blue * blue
                     d_alpha = before * seen - behind[row, column] * passes
                     behind[row, column] += weight * seen
