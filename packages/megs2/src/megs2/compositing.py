@@ -77,7 +77,7 @@ def composite(
         weights, remaining = weights_at(chunk, part, opacities)
         return torch.cat([weights @ colours + remaining[:, None] * background, 1 - remaining[:, None]], 1)
 
-    chunks = pixels.split(max(1, CHUNK // len(order)))
+    chunks = torch.split(pixels, max(1, CHUNK // len(order)))
     parts = [checkpoint(draw, chunk, *near_first, use_reentrant=False) for chunk in chunks]
-    drawn_image = torch.cat(parts).unflatten(0, (height, width))
+    drawn_image = torch.cat(parts).view(height, width, 4)
     return drawn_image[..., :3], drawn_image[..., 3]

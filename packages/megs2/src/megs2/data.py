@@ -59,7 +59,7 @@ class CaptureData(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.options = {"scene": scene, "size": size, "points": points, "noise": noise}
+        self.scene, self.size, self.points, self.noise = scene, size, points, noise
         self.root, self.seed, self.test_on = root, seed, test_on
         self.reading = {"images": images, "test_every": test_every, "val_every": val_every, "downscale": downscale}
 
@@ -68,10 +68,7 @@ class CaptureData(LightningDataModule):
         """The photographs and points."""
         if self.root is not None:
             return load_capture(Path(self.root), **self.reading)
-        return mesh_scene(
-            self.options["scene"], size=self.options["size"], points=self.options["points"],
-            noise=self.options["noise"], seed=self.seed,
-        )  # fmt: skip
+        return mesh_scene(self.scene, size=self.size, points=self.points, noise=self.noise, seed=self.seed)
 
     def setup(self, stage: str | None = None) -> None:
         """Read the photographs."""

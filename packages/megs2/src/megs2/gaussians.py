@@ -158,7 +158,7 @@ def neighbour_scales(points: Tensor, neighbours: int = 3) -> Tensor:
     if len(points) < 2:
         return torch.zeros_like(points)
     places = points.detach().cpu().double().numpy()
-    distances, _ = cKDTree(places).query(places, k=min(neighbours, len(places) - 1) + 1)
+    distances = np.asarray(cKDTree(places).query(places, k=min(neighbours, len(places) - 1) + 1)[0])
     rms = np.sqrt(np.mean(np.square(distances[:, 1:]), axis=1)).clip(1e-7)
     return torch.as_tensor(np.log(rms), dtype=points.dtype, device=points.device)[:, None].repeat(1, 3)
 

@@ -52,7 +52,7 @@ def ssim(image: Tensor, target: Tensor) -> Tensor:
         Scalar, 1 for equal images.
     """
     x, y = image.permute(2, 0, 1), target.permute(2, 0, 1)
-    mean_x, mean_y, xx, yy, xy = _blur(torch.cat([x, y, x * x, y * y, x * y])).split(3)
+    mean_x, mean_y, xx, yy, xy = _blur(torch.cat([x, y, x * x, y * y, x * y])).chunk(5)
     variance_x, variance_y, covariance = xx - mean_x**2, yy - mean_y**2, xy - mean_x * mean_y
     c1, c2 = K1**2, K2**2
     upper = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)

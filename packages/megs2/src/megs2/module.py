@@ -137,9 +137,7 @@ class SplattingModule(LightningModule):
             ValueError: if there are several devices, or the rasteriser cannot work on the one there is.
         """
         if self.trainer.world_size > 1:
-            raise ValueError(
-                f"a scene is trained on one device: set trainer.devices to 1, got {self.trainer.world_size}"
-            )
+            raise ValueError(f"trainer.devices must be 1 for a scene, got {self.trainer.world_size} processes")
         self.backend = choose_backend(self.backend, self.trainer.strategy.root_device)
         if stage == "fit" and not self.scene.params:
             self.scene.replace(self.start_from(self.capture.points, self.capture.colours, 0))

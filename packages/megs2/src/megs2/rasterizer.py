@@ -59,7 +59,8 @@ def choose_backend(backend: Backend, device: torch.device | str) -> Backend:
     if backend not in get_args(Backend):
         raise ValueError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}")
     if backend == "auto":
-        backend = {"cuda": "gsplat", "cpu": "cpu"}.get(device.type, "torch")
+        fitting: dict[str, Backend] = {"cuda": "gsplat", "cpu": "cpu"}
+        backend = fitting.get(device.type, "torch")
     if backend == "cpu" and device.type != "cpu":
         raise ValueError(f"backend cpu draws on the CPU only, got {device}: use backend auto, or accelerator cpu")
     if backend == "gsplat":

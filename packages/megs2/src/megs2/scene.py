@@ -44,7 +44,7 @@ class Scene(nn.Module):
         self.fixed_axes = fixed_axes
         self.params = nn.ParameterDict()
         self.register_buffer("counts", torch.zeros(0, dtype=torch.long))
-        self.register_load_state_dict_pre_hook(_take_shapes)
+        self.register_load_state_dict_pre_hook(_take_shapes)  # type: ignore[no-untyped-call]
         if gaussians is not None:
             self.replace(gaussians)
 
@@ -55,7 +55,7 @@ class Scene(nn.Module):
     def gaussians(self) -> Gaussians:
         """The scene as a container of the parameters themselves."""
         given = {name: self.params[name] for name in NAMES if name in self.params}
-        return build(**given, counts=self.counts)  # type: ignore[arg-type]
+        return build(**given, counts=self.counts)
 
     def replace(self, gaussians: Gaussians) -> None:
         """Take over other Gaussians; optimisers have to be built anew."""
