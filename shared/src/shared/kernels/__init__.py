@@ -27,7 +27,7 @@ Offsets of rows are int64, since N * K may pass 2**31. Nothing in the
 Triton path may wait for the device, so values (such as labels) are checked only where they lie on the
 CPU; on the device a bad value must turn into NaN, never into a read outside the tensor.
 
-Tests, in `shared/tests/test_kernels.py`, `test_rotary.py` and `test_segment_knn.py`, need no GPU:
+Tests, in `shared/tests/test_kernels.py`, `test_rotary.py`, `test_segment_knn.py` and `test_packed_sg.py`, need no GPU:
 
 - the reference against numbers worked out elsewhere, and `torch.autograd.gradcheck`;
 - the kernel against the reference in float64, forward and backward, through Triton's interpreter. It is
