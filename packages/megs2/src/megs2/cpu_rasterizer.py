@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from megs2 import tiles
-from megs2.compositing import ALPHA_MAX, T_MIN
 from megs2.projection import ALPHA_MIN, Projection
 
 
@@ -28,7 +28,7 @@ def _shares(starts: NDArray[np.int64], threads: int) -> list[tuple[int, int]]:
     load = starts + np.arange(len(starts))  # an empty tile is some work too
     cuts = np.searchsorted(load, np.linspace(0, load[-1], pieces + 1)[1:-1])
     edges = [0, *cuts.tolist(), len(starts) - 1]
-    return [(first, last) for first, last in zip(edges[:-1], edges[1:], strict=True) if first < last]
+    return [(first, last) for first, last in pairwise(edges) if first < last]
 
 
 def _over_tiles(work: Any, starts: NDArray[np.int64], arguments: tuple[Any, ...]) -> None:
@@ -57,14 +57,15 @@ class _Composite(torch.autograd.Function):
         starts, ids = tiles.list_pairs(arrays[0], radii.contiguous().numpy(), order, across, down, tile_size)
         # Rounding of the logarithm must not cut a pixel that alpha >= 1/255 would keep.
         reaches = 2 * np.log(np.maximum(arrays[2] / kind.type(ALPHA_MIN), 1)) + kind.type(1e-4)
-        limits = np.array([ALPHA_MIN, ALPHA_MAX, T_MIN, 0.5, 1], kind)
-        image, transmittance = np.zeros((height, width, 3), kind), np.ones((height, width), kind)
+        centres = np.arange(max(height, width)).astype(kind) + kind.type(0.5)
+        image, transmittance = np.zeros((3, height, width), kind), np.ones((height, width), kind)
         ends = np.empty((height, width), np.int32)
-        common = (across, tile_size, starts, ids, arrays[0], arrays[1], arrays[2], reaches, arrays[3], limits)
+        common = (across, tile_size, starts, ids, *arrays[:3], reaches, arrays[3], centres, *tiles.constants(kind))
         _over_tiles(tiles.forward, starts, (*common, image, transmittance, ends))
         ctx.common, ctx.ends, ctx.transmittance, ctx.background = common, ends, transmittance, background
         remaining = torch.from_numpy(transmittance)
-        return torch.from_numpy(image) + remaining[..., None] * background, 1 - remaining
+        planes = torch.from_numpy(image) + remaining * background[:, None, None]
+        return planes.permute(1, 2, 0), 1 - remaining
 
     @staticmethod
     @once_differentiable
@@ -73,7 +74,8 @@ class _Composite(torch.autograd.Function):
         behind = torch.from_numpy(ctx.transmittance) * (grad_image @ ctx.background - grad_coverage)
         grads = np.empty((len(ids), 9), means2d.dtype)
         total = np.zeros((len(means2d), 9), means2d.dtype)
-        rest = (ctx.ends, ctx.transmittance.copy(), behind.numpy(), grad_image.contiguous().numpy(), grads)
+        planes = grad_image.permute(2, 0, 1).contiguous().numpy()
+        rest = (planes, ctx.transmittance.copy(), ctx.ends, behind.numpy(), grads)
         _over_tiles(tiles.backward, starts, (*ctx.common, *rest))
         tiles.sum_pairs(ids, grads, total)
         summed = torch.from_numpy(total)
@@ -87,7 +89,7 @@ def composite(
     background: Tensor,
     width: int,
     height: int,
-    tile_size: int = 16,
+    tile_size: int = 32,
 ) -> tuple[Tensor, Tensor]:
     """Draw a picture as `compositing.composite` does, by compiled code.
 

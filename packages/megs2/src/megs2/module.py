@@ -27,7 +27,7 @@ from megs2.gaussians import MAX_LOBES, Gaussians, from_points
 from megs2.importance import blending_weights, visible_colours
 from megs2.loss import photometric
 from megs2.pruning import Pruner, Pruning, costs_of, cut
-from megs2.rasterizer import Backend, Rendering, choose_backend, render
+from megs2.rasterizer import TILE, Backend, Rendering, choose_backend, render
 from megs2.reinitialisation import points_from_depth
 from megs2.scene import MEANS_DECAY, RATES, Optimizers, Scene, build_optimizers
 from megs2.schedule import Schedule
@@ -90,7 +90,7 @@ class SplattingModule(LightningModule):
         means_lr: float = RATES["means"],
         lr_scale: float = 1.0,
         backend: Backend = "auto",
-        tile_size: int = 16,
+        tile_size: int = TILE,
         seed: int = 0,
     ) -> None:
         super().__init__()

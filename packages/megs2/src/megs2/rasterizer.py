@@ -22,7 +22,8 @@ from megs2.gaussians import Gaussians
 from megs2.projection import BLUR, NEAR, project
 
 Backend = Literal["auto", "cpu", "gsplat", "torch"]
-TILE = 16
+TILE = 32  # pixels; gsplat takes at most 16 of them
+GSPLAT_TILE = 16
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _gsplat(
 
     image, coverage, info = rasterization(
         means, quats, scales, opacities, colours[None], camera.view_matrix[None], camera.intrinsics[None],
-        camera.width, camera.height, near_plane=NEAR, eps2d=BLUR, packed=False, tile_size=tile_size,
+        camera.width, camera.height, near_plane=NEAR, eps2d=BLUR, packed=False, tile_size=min(tile_size, GSPLAT_TILE),
         backgrounds=background[None],
     )  # fmt: skip
     return Rendering(image[0], coverage[0, ..., 0], info["means2d"], info["radii"])

@@ -12,10 +12,14 @@ Arrays of floats are all of one type, float32 or float64. Sizes: N Gaussians, P 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
+
+from megs2.compositing import ALPHA_MAX, T_MIN
+from megs2.projection import ALPHA_MIN
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.int32]
@@ -45,10 +49,10 @@ def list_pairs(
         if radii[g, 0] == 0:
             boxes[place, 0] = boxes[place, 1] = 0
             continue
-        left = max(0, int(math.floor((means2d[g, 0] - radii[g, 0]) / size)))
-        right = min(across, int(math.floor((means2d[g, 0] + radii[g, 0]) / size)) + 1)
-        upper = max(0, int(math.floor((means2d[g, 1] - radii[g, 1]) / size)))
-        lower = min(down, int(math.floor((means2d[g, 1] + radii[g, 1]) / size)) + 1)
+        left = max(0, math.floor((means2d[g, 0] - radii[g, 0]) / size))
+        right = min(across, math.floor((means2d[g, 0] + radii[g, 0]) / size) + 1)
+        upper = max(0, math.floor((means2d[g, 1] - radii[g, 1]) / size))
+        lower = min(down, math.floor((means2d[g, 1] + radii[g, 1]) / size) + 1)
         boxes[place, 0], boxes[place, 1], boxes[place, 2], boxes[place, 3] = left, right, upper, lower
         for row in range(upper, lower):
             for column in range(left, right):
@@ -68,40 +72,93 @@ def list_pairs(
     return starts, ids
 
 
-@njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _span(
-    dy: float, xx: float, xy: float, yy: float, reach: float, half: float, mean_x: float, left: int, right: int
+Scalars = tuple[float, ...]  # of the arrays' type
+
+# Sums may be reordered, as vector units need; NaN and infinities keep their meaning.
+FAST = {"reassoc", "contract", "nsz", "arcp"}
+ORDER = 13  # of the exponential's series
+VECTOR = 8  # pixels that are computed at a time
+EXP_RANGE = 8.0  # as far as it is taken; alpha is below 1/255 long before
+
+
+def constants(kind: np.dtype[Any]) -> tuple[Scalars, Scalars]:
+    """Return the numbers that `forward` and `backward` need, in the type of their arrays.
+
+    Args:
+        kind: float32 or float64.
+
+    Returns:
+        Limits: 1/255, 0.999, 1e-4, 0.5, 0 and 1. Exponential: its range, 1/8, and the coefficients of exp(-u).
+    """
+    limits = (ALPHA_MIN, ALPHA_MAX, T_MIN, 0.5, 0.0, 1.0)
+    series = ((-1) ** order / math.factorial(order) for order in range(ORDER + 1))
+    return tuple(kind.type(x) for x in limits), tuple(kind.type(x) for x in (EXP_RANGE, 1 / 8, *series))
+
+
+@njit(inline="always")
+def _exp(x: float, k: Scalars) -> float:
+    """Return exp(-x) for x >= 0 in arithmetic alone, so that many pixels of a row are computed at a time.
+
+    exp(-x / 8) by its series, squared three times: exact to rounding in double up to ln 255, 5.5.
+    """
+    u = min(x, k[0]) * k[1]
+    series = k[15]
+    series = series * u + k[14]
+    series = series * u + k[13]
+    series = series * u + k[12]
+    series = series * u + k[11]
+    series = series * u + k[10]
+    series = series * u + k[9]
+    series = series * u + k[8]
+    series = series * u + k[7]
+    series = series * u + k[6]
+    series = series * u + k[5]
+    series = series * u + k[4]
+    series = series * u + k[3]
+    series = series * u + k[2]
+    square = series * series
+    fourth = square * square
+    return fourth * fourth
+
+
+@njit(inline="always")
+def _rows(y: float, xx: float, xy: float, yy: float, reach: float, upper: int, lower: int) -> tuple[int, int]:
+    """Return the rows of a tile, first and one after the last, that a Gaussian's ellipse of d^2 = `reach` meets."""
+    rise = math.sqrt(reach * xx / (xx * yy - xy * xy)) + 1.0  # a pixel more makes up for rounding
+    if not rise < 1e9:
+        return upper, lower if rise > 0.0 else upper
+    return max(upper, math.floor(max(y - rise, -1e9))), min(lower, math.ceil(min(y + rise, 1e9)))
+
+
+@njit(inline="always")
+def _columns(
+    x: float, dy: float, xx: float, xy: float, yy: float, reach: float, left: int, right: int
 ) -> tuple[int, int]:
-    """Return the pixels [first, last) of a row where d^T S2^-1 d can be below `reach`, a pixel wider for safety."""
+    """Return the columns of a tile's row, first and one after the last, that lie within the ellipse.
+
+    They are widened to whole vectors, counted from the tile's edge: what is left over would be done one by one.
+    """
     shift = -xy * dy / xx
-    inside = shift * shift - (yy * dy * dy - reach) / xx
-    if inside < 0:
+    inside = shift * shift + (reach - yy * dy * dy) / xx
+    if not inside >= 0.0:
         return 0, 0
-    width = math.sqrt(inside)
-    # A pixel's centre lies at +0.5.
-    first = int(math.floor(max(mean_x + shift - width - half, left)))
-    last = int(math.ceil(min(mean_x + shift + width + half, right)))
-    return max(first, left), min(last, right)
+    width = math.sqrt(inside) + 1.0  # likewise
+    if not width < 1e9:
+        return left, right
+    middle = min(max(x + shift, -1e9), 1e9)
+    first, last = max(left, math.floor(middle - width)), min(right, math.ceil(middle + width))
+    if last - first > VECTOR:
+        return left + (first - left) // VECTOR * VECTOR, min(right, left + -(-(last - left) // VECTOR) * VECTOR)
+    first = min(first, max(left, right - VECTOR))
+    return first, last if last <= first else min(first + VECTOR, right)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
 def forward(
-    first_tile: int,
-    last_tile: int,
-    across: int,
-    size: int,
-    starts: NDArray[np.int64],
-    ids: Ints,
-    means2d: Floats,
-    conics: Floats,
-    opacities: Floats,
-    reaches: Floats,
-    colours: Floats,
-    limits: Floats,
-    image: Floats,
-    transmittance: Floats,
-    ends: Ints,
-) -> None:
+    first_tile: int, last_tile: int, across: int, size: int, starts: NDArray[np.int64], ids: Ints, means2d: Floats,
+    conics: Floats, opacities: Floats, reaches: Floats, colours: Floats, centres: Floats, limits: Scalars, exp: Scalars,
+    image: Floats, transmittance: Floats, ends: Ints,
+) -> None:  # fmt: skip
     """Composite some tiles.
 
     Args:
@@ -116,13 +173,15 @@ def forward(
         opacities: (N,).
         reaches: (N,) 2 ln(255 o), the largest squared distance at which a Gaussian is seen.
         colours: (N, 3).
-        limits: 1/255, 0.999, 1e-4, 0.5 and 1, in the type of the others.
-        image: (H, W, 3), zeros; the sum of T alpha colour is added, without background.
-        transmittance: (H, W), ones; T_end.
-        ends: (H, W), the place in its tile's list before which a pixel is open; to be filled.
+        centres: (max(H, W),) of pixels, 0.5, 1.5, ...
+        limits: from `constants`.
+        exp: from `constants`.
+        image: (3, H, W), zeros; the sum of T alpha colour is added, without background.
+        transmittance: (H, W), ones; becomes T_end.
+        ends: (H, W), to be filled: the place in its tile's list before which a pixel is open.
     """
     height, width = transmittance.shape
-    alpha_min, alpha_max, t_min, half, one = limits[0], limits[1], limits[2], limits[3], limits[4]
+    alpha_min, alpha_max, t_min, half, zero, one = limits
     for tile in range(first_tile, last_tile):
         left, upper = tile % across * size, tile // across * size
         right, lower = min(left + size, width), min(upper + size, height)
@@ -132,136 +191,128 @@ def forward(
         for place in range(begin, end):
             if still_open == 0:
                 break
-            g = ids[place]
+            g, now = ids[place], np.int32(place - begin)
             x, y, xx, xy, yy = means2d[g, 0], means2d[g, 1], conics[g, 0], conics[g, 1], conics[g, 2]
             opacity, reach = opacities[g], reaches[g]
             red, green, blue = colours[g, 0], colours[g, 1], colours[g, 2]
-            rise = math.sqrt(reach * xx / (xx * yy - xy * xy))
-            top = max(upper, int(math.floor(max(y - rise - half, upper))))
-            bottom = min(lower, int(math.ceil(min(y + rise + half, lower))))
+            half_xx = half * xx
+            top, bottom = _rows(y, xx, xy, yy, reach, upper, lower)
             for row in range(top, bottom):
-                dy = row + half - y
-                first, last = _span(dy, xx, xy, yy, reach, half, x, left, right)
+                dy = centres[row] - y
+                first, last = _columns(x, dy, xx, xy, yy, reach, left, right)
+                if first >= last:
+                    continue
                 along, constant = xy * dy, half * yy * dy * dy
-                for column in range(first, last):
-                    if ends[row, column] <= place - begin:
-                        continue
-                    dx = column + half - x
-                    exponent = (half * xx * dx + along) * dx + constant
-                    alpha = min(alpha_max, opacity * math.exp(-exponent))
-                    if alpha < alpha_min or exponent < 0:
-                        continue
-                    before = transmittance[row, column]
-                    after = before * (one - alpha)
-                    if after <= t_min:
-                        ends[row, column] = place - begin
-                        still_open -= 1
-                        continue
-                    weight = before * alpha
-                    image[row, column, 0] += weight * red
-                    image[row, column, 1] += weight * green
-                    image[row, column, 2] += weight * blue
-                    transmittance[row, column] = after
+                columns, ending = centres[first:last], ends[row, first:last]
+                passing, reds = transmittance[row, first:last], image[0, row, first:last]
+                greens, blues = image[1, row, first:last], image[2, row, first:last]
+                closed = np.int32(0)
+                for p in range(last - first):
+                    dx = columns[p] - x
+                    exponent = (half_xx * dx + along) * dx + constant
+                    alpha = min(alpha_max, opacity * _exp(exponent, exp))
+                    before = passing[p]
+                    seen = (alpha >= alpha_min) & (exponent >= zero) & (ending[p] > now)
+                    closes = seen & (before * (one - alpha) <= t_min)
+                    weight = before * alpha if seen & ~closes else zero
+                    closed += np.int32(closes)
+                    ending[p] = now if closes else ending[p]
+                    passing[p] = before - weight
+                    reds[p] += weight * red
+                    greens[p] += weight * green
+                    blues[p] += weight * blue
+                still_open -= closed
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=FAST)
 def backward(
-    first_tile: int,
-    last_tile: int,
-    across: int,
-    size: int,
-    starts: NDArray[np.int64],
-    ids: Ints,
-    means2d: Floats,
-    conics: Floats,
-    opacities: Floats,
-    reaches: Floats,
-    colours: Floats,
-    limits: Floats,
-    ends: Ints,
-    transmittance: Floats,
-    behind: Floats,
-    grad_image: Floats,
-    grads: Floats,
-) -> None:
+    first_tile: int, last_tile: int, across: int, size: int, starts: NDArray[np.int64], ids: Ints, means2d: Floats,
+    conics: Floats, opacities: Floats, reaches: Floats, colours: Floats, centres: Floats, limits: Scalars, exp: Scalars,
+    grad_image: Floats, transmittance: Floats, ends: Ints, behind: Floats, grads: Floats,
+) -> None:  # fmt: skip
     """Walk some tiles back to front, and write the gradients of each pair.
 
-    With D = dL/dC . col_k and B = dL/dC . (everything behind k, as it arrives in the picture):
+    With D = dL/dC . col_k and B = dL/dC . (everything behind k, as it arrives in the picture),
+
         dL/dalpha_k = T_k D - B / (1 - alpha_k).
 
     Args:
-        first_tile: and those up to `limits` as in `forward`.
-        last_tile: see `forward`.
-        across: see `forward`.
-        size: see `forward`.
-        starts: see `forward`.
-        ids: see `forward`.
-        means2d: see `forward`.
-        conics: see `forward`.
-        opacities: see `forward`.
-        reaches: see `forward`.
-        colours: see `forward`.
-        limits: see `forward`.
-        ends: (H, W) from `forward`.
+        first_tile: the first of them.
+        last_tile: and those up to `exp` as in `forward`.
+        across: see there.
+        size: see there.
+        starts: see there.
+        ids: see there.
+        means2d: see there.
+        conics: see there.
+        opacities: see there.
+        reaches: see there.
+        colours: see there.
+        centres: see there.
+        limits: see there.
+        exp: see there.
+        grad_image: (3, H, W), dL/dC.
         transmittance: (H, W), T_end; overwritten.
+        ends: (H, W), from `forward`.
         behind: (H, W), B behind the last Gaussian: T_end (dL/dC . background - dL/dcoverage); overwritten.
-        grad_image: (H, W, 3), dL/dC.
         grads: (P, 9), to be filled: means2d 2, conics 3, opacity, colour 3.
     """
     height, width = transmittance.shape
-    alpha_min, alpha_max, half, one = limits[0], limits[1], limits[3], limits[4]
+    alpha_min, alpha_max, _, half, zero, one = limits
     for tile in range(first_tile, last_tile):
         left, upper = tile % across * size, tile // across * size
         right, lower = min(left + size, width), min(upper + size, height)
         begin, end = starts[tile], starts[tile + 1]
         for place in range(end - 1, begin - 1, -1):
-            g = ids[place]
+            g, now = ids[place], np.int32(place - begin)
             x, y, xx, xy, yy = means2d[g, 0], means2d[g, 1], conics[g, 0], conics[g, 1], conics[g, 2]
             opacity, reach = opacities[g], reaches[g]
             red, green, blue = colours[g, 0], colours[g, 1], colours[g, 2]
-            rise = math.sqrt(reach * xx / (xx * yy - xy * xy))
-            top = max(upper, int(math.floor(max(y - rise - half, upper))))
-            bottom = min(lower, int(math.ceil(min(y + rise + half, lower))))
-            zero = one - one
-            d_x, d_y, d_xx, d_xy, d_yy, d_opacity = zero, zero, zero, zero, zero, zero
-            d_red, d_green, d_blue = zero, zero, zero
+            half_xx = half * xx
+            d_x, d_y, d_xx, d_xy, d_yy = zero, zero, zero, zero, zero
+            d_opacity, d_red, d_green, d_blue = zero, zero, zero, zero
+            top, bottom = _rows(y, xx, xy, yy, reach, upper, lower)
             for row in range(top, bottom):
-                dy = row + half - y
-                first, last = _span(dy, xx, xy, yy, reach, half, x, left, right)
+                dy = centres[row] - y
+                first, last = _columns(x, dy, xx, xy, yy, reach, left, right)
+                if first >= last:
+                    continue
                 along, constant = xy * dy, half * yy * dy * dy
-                for column in range(first, last):
-                    if ends[row, column] <= place - begin:
-                        continue
-                    dx = column + half - x
-                    exponent = (half * xx * dx + along) * dx + constant
-                    fall = math.exp(-exponent)
-                    alpha = min(alpha_max, opacity * fall)
-                    if alpha < alpha_min or exponent < 0:
-                        continue
+                columns, ending = centres[first:last], ends[row, first:last]
+                passing, after = transmittance[row, first:last], behind[row, first:last]
+                reds, greens = grad_image[0, row, first:last], grad_image[1, row, first:last]
+                blues = grad_image[2, row, first:last]
+                # Sums over the row: of dL/dexponent, that times dx, and that times dx^2.
+                e_0, e_1, e_2 = zero, zero, zero
+                for p in range(last - first):
+                    dx = columns[p] - x
+                    exponent = (half_xx * dx + along) * dx + constant
+                    fall = _exp(exponent, exp)
+                    uncapped = opacity * fall
+                    alpha = min(alpha_max, uncapped)
+                    seen = (alpha >= alpha_min) & (exponent >= zero) & (ending[p] > now)
+                    alpha = alpha if seen else zero
                     passes = one / (one - alpha)
-                    before = transmittance[row, column] * passes
+                    before = passing[p] * passes
                     weight = before * alpha
-                    g_red, g_green, g_blue = (
-                        grad_image[row, column, 0],
-                        grad_image[row, column, 1],
-                        grad_image[row, column, 2],
-                    )
-                    seen = g_red * red + g_green * green + g_blue * blue
-                    d_alpha = before * seen - behind[row, column] * passes
-                    behind[row, column] += weight * seen
-                    transmittance[row, column] = before
-                    d_red += weight * g_red
-                    d_green += weight * g_green
-                    d_blue += weight * g_blue
-                    if opacity * fall > alpha_max:
-                        continue
+                    arrives = reds[p] * red + greens[p] * green + blues[p] * blue
+                    d_alpha = before * arrives - after[p] * passes
+                    d_alpha = d_alpha if seen & (uncapped <= alpha_max) else zero
+                    after[p] += weight * arrives
+                    passing[p] = before
+                    d_red += weight * reds[p]
+                    d_green += weight * greens[p]
+                    d_blue += weight * blues[p]
                     d_opacity += d_alpha * fall
-                    d_exponent = -d_alpha * alpha
-                    d_x -= d_exponent * (xx * dx + along)
-                    d_y -= d_exponent * (xy * dx + yy * dy)
-                    d_xx += d_exponent * half * dx * dx
-                    d_xy += d_exponent * dx * dy
-                    d_yy += d_exponent * half * dy * dy
+                    d_exponent = d_alpha * alpha
+                    e_0 += d_exponent
+                    e_1 += d_exponent * dx
+                    e_2 += d_exponent * dx * dx
+                d_x += xx * e_1 + along * e_0
+                d_y += xy * e_1 + yy * dy * e_0
+                d_xx -= half * e_2
+                d_xy -= dy * e_1
+                d_yy -= half * dy * dy * e_0
             grads[place, 0], grads[place, 1] = d_x, d_y
             grads[place, 2], grads[place, 3], grads[place, 4] = d_xx, d_xy, d_yy
             grads[place, 5] = d_opacity
