@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -42,6 +43,9 @@ class CaptureData(LightningDataModule):
         downscale: shrink images by this factor.
         test_on: `test`, or `val` to choose settings by.
         seed: the run's seed: of the points and of the order of training.
+
+    Raises:
+        ValueError: if an option is out of range.
     """
 
     def __init__(
@@ -59,15 +63,25 @@ class CaptureData(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        if test_on not in get_args(Part):
+            raise ValueError(f"test_on must be one of {', '.join(get_args(Part))}, got {test_on!r}")
+        for name, value in {"size": size, "points": points}.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 <= noise < math.inf:
+            raise ValueError(f"noise must be a finite number of at least 0, got {noise}")
         self.scene, self.size, self.points, self.noise = scene, size, points, noise
         self.root, self.seed, self.test_on = root, seed, test_on
-        self.reading = {"images": images, "test_every": test_every, "val_every": val_every, "downscale": downscale}
+        self.images, self.test_every, self.val_every, self.downscale = images, test_every, val_every, downscale
 
     @cached_property
     def capture(self) -> Capture:
         """The photographs and points."""
         if self.root is not None:
-            return load_capture(Path(self.root), **self.reading)
+            return load_capture(
+                Path(self.root), images=self.images, test_every=self.test_every, val_every=self.val_every,
+                downscale=self.downscale, seed=self.seed,
+            )  # fmt: skip
         return mesh_scene(self.scene, size=self.size, points=self.points, noise=self.noise, seed=self.seed)
 
     def setup(self, stage: str | None = None) -> None:
