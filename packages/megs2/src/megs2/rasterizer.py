@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -67,15 +66,22 @@ def choose_backend(backend: Backend, device: torch.device | str) -> Backend:
     if backend == "gsplat":
         if device.type != "cuda":
             raise ValueError(f"backend gsplat needs a CUDA device, got {device}: use backend auto, cpu or torch")
-        from gsplat.cuda._backend import _C
-
-        if _C is None:
-            nvcc = "its nvcc was found" if shutil.which("nvcc") else "nvcc was not found"
+        cause = _why_gsplat_fails()
+        if cause is not None:
             raise ValueError(
-                f"gsplat could not compile its kernels ({nvcc}): install the CUDA toolkit of torch's version "
+                f"gsplat could not compile its kernels ({cause}): install the CUDA toolkit of torch's version "
                 f"({torch.version.cuda}), or use accelerator cpu, or backend torch (slow)"
             )
     return backend
+
+
+def _why_gsplat_fails() -> str | None:
+    """Say why gsplat's kernels are not to be had, None if they are. Asking compiles them the first time."""
+    try:
+        from gsplat.cuda._backend import _C
+    except Exception as error:  # a compilation can fail in any way
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+    return None if _C is not None else "no CUDA toolkit was found"
 
 
 def rasterize(

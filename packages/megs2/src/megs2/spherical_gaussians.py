@@ -42,6 +42,7 @@ def sphere_mean(sharpness: Tensor) -> Tensor:
     s = sharpness.abs()
     small = s < _SERIES
     safe = torch.where(small, torch.ones_like(s), s)
+    s = torch.where(small, s, torch.zeros_like(s))  # a large one would overflow the series, and its gradient be NaN
     series = 1 + s * (-1 + s * (2 / 3 + s * (-1 / 3 + s * (2 / 15))))
     return torch.where(small, series, -torch.expm1(-2 * safe) / (2 * safe))
 
@@ -61,6 +62,7 @@ def sphere_variance(sharpness: Tensor) -> Tensor:
     # The difference cancels long before its terms do; the series is exact to 1e-5 of it below the threshold.
     small = s < 2 * _SERIES
     safe = torch.where(small, torch.ones_like(s), s)
+    s = torch.where(small, s, torch.zeros_like(s))
     series = s * s * (1 / 3 + s * (-2 / 3 + s * (34 / 45 + s * (-28 / 45))))
     return torch.where(small, series, sphere_mean(2 * safe) - sphere_mean(safe) ** 2)
 
