@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from megs2.gaussians import Gaussians, from_points
-from megs2.scene import NAMES, RATES, Scene, build_optimizers, keep_gaussians, keep_lobes
+from megs2.scene import NAMES, RATES, Scene, begin_anew, build_optimizers, keep_gaussians, keep_lobes
 
 
 def gaussians(n: int = 12, lobes: int = 3, degree: int = 0) -> Gaussians:
@@ -123,3 +123,14 @@ def test_a_scene_may_be_left_with_hardly_anything(count: int) -> None:
     keep_gaussians(scene, adams, torch.arange(12) < count)
     descend(scene, adams, 1) if count else None
     assert len(scene.gaussians) == count
+
+
+def test_a_new_start_trains_as_a_new_scene_does() -> None:
+    scene, fresh = Scene(gaussians()), Scene(gaussians(7))
+    adams, others = trained(scene), trained(fresh)
+    begin_anew(scene, adams, gaussians(7))
+    descend(scene, adams, 2)
+    for name in fresh.params:
+        torch.testing.assert_close(scene.params[name], fresh.params[name], rtol=0, atol=0)
+    assert len(scene) == 7
+    assert others.keys() == adams.keys()

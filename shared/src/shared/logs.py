@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import math
 import netrc
 import os
 import socket
@@ -187,9 +188,17 @@ class EpochLine(Callback):
             return
         values = {name: float(value) for name, value in trainer.callback_metrics.items() if "/" in name}
         text = "  ".join(f"{name} {value:.4g}" for name, value in sorted(values.items()))
-        total = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else "?"
-        logging.getLogger(__name__).info("epoch %d/%s  %s", self.ended + 1, total, text)
+        logging.getLogger(__name__).info("epoch %d/%s  %s", self.ended + 1, epochs_of(trainer) or "?", text)
         self.ended = None
+
+
+def epochs_of(trainer: Any) -> int | None:
+    """Return how many epochs a training has, by its limits on epochs and steps; None if they do not say."""
+    limits = [trainer.max_epochs] if trainer.max_epochs and trainer.max_epochs > 0 else []
+    if trainer.max_steps > 0 and 0 < trainer.num_training_batches < math.inf:
+        batches = trainer.num_training_batches / trainer.accumulate_grad_batches
+        limits.append(math.ceil(trainer.max_steps / math.ceil(batches)))
+    return min(limits, default=None)
 
 
 def progress_callback() -> Callback:

@@ -385,9 +385,13 @@ class PaperCLI(LightningCLI):
             "plugins": [*plugins, AtomicCheckpointIO(manifest)],
         }
         try:
-            return Trainer(**settings)
+            trainer = Trainer(**settings)
         except (MisconfigurationException, TypeError, RuntimeError) as error:
             raise ValueError(f"trainer: {' '.join(str(error).split())}") from error
+        # Where `max_steps` is set, a run that is resumed after a whole epoch would go through that epoch once more,
+        # without a batch, and then draw the order of the epoch after the next.
+        trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
+        return trainer
 
     def _checkpoint_callbacks(self, folder: Path) -> list[Callback]:
         last = ModelCheckpoint(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from shared.papercli import PaperCLI
 
 from megs2.data import CaptureData
 from megs2.figures import draw_scene
 from megs2.formats import save
-from megs2.module import SplattingModule
+from megs2.module import SplattingModule, check_one_process
 
 
 class Megs2CLI(PaperCLI):
@@ -22,6 +23,16 @@ class Megs2CLI(PaperCLI):
     monitor: ClassVar[str | None] = None  # the scene of the last step is the result: the best may be before the cut
     model: SplattingModule
     datamodule: CaptureData
+
+    def make_trainer(self, checkpoints: Path | None, **overrides: Any) -> Trainer:
+        """Build a trainer for one device.
+
+        Raises:
+            ValueError: if there are to be several processes, before any is started.
+        """
+        trainer = super().make_trainer(checkpoints, **overrides)
+        check_one_process(trainer)
+        return trainer
 
     def after_test(self) -> dict[str, float]:
         """Write the scene and figures into the run's folder; no further metrics."""

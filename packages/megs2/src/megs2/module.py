@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.utilities import rank_zero_info
 from shared.kernels.packed_sg import packed_sg
 from shared.seeding import generator
 from torch import Tensor
@@ -29,11 +29,13 @@ from megs2.loss import photometric
 from megs2.pruning import Pruner, Pruning, costs_of, cut
 from megs2.rasterizer import TILE, Backend, Rendering, choose_backend, render
 from megs2.reinitialisation import points_from_depth
-from megs2.scene import MEANS_DECAY, RATES, Optimizers, Scene, build_optimizers
+from megs2.scene import MEANS_DECAY, RATES, Optimizers, Scene, begin_anew, build_optimizers
 from megs2.schedule import Schedule
 
 if TYPE_CHECKING:
     from megs2.data import CaptureData
+
+log = logging.getLogger(__name__)
 
 Colour = Literal["sg", "sh", "fixed_axes"]
 NO_PHASES, NO_PRUNING, PAPER_GROWTH = Schedule(), Pruning(), Growth()
@@ -49,6 +51,16 @@ def fastest_colours(gaussians: Gaussians, centre: Tensor) -> Tensor:
         gaussians.means, centre, gaussians.base, gaussians.axes[active], gaussians.sharpness[active],
         gaussians.amplitudes[active], offsets,
     )  # fmt: skip
+
+
+def check_one_process(trainer: Trainer) -> None:
+    """Refuse a trainer of several processes, which would each change the number of Gaussians.
+
+    Raises:
+        ValueError: if it has more than one.
+    """
+    if trainer.world_size > 1:
+        raise ValueError(f"trainer.devices must be 1 for a scene, got {trainer.world_size} processes")
 
 
 def psnr(image: Tensor, target: Tensor) -> float:
@@ -68,7 +80,8 @@ class SplattingModule(LightningModule):
         growth: how the scene grows, where the schedule lets it.
         pruning: how it is brought down to a budget, where the schedule says when.
         ssim_share: of the structural similarity in the loss.
-        means_lr: rate of the means, times the scene's extent; falls to a hundredth by the end.
+        means_lr: rate of the means, times the scene's extent, to begin with.
+        decay_steps: within which it falls to a hundredth, log-linearly.
         lr_scale: multiplies every other rate of Sec. 3.1.
         backend: `auto`, `cpu`, `gsplat` or `torch`; see `megs2.rasterizer`.
         tile_size: edge of a tile in pixels.
@@ -88,6 +101,7 @@ class SplattingModule(LightningModule):
         pruning: Pruning = NO_PRUNING,
         ssim_share: float = 0.2,
         means_lr: float = RATES["means"],
+        decay_steps: int = 30_000,
         lr_scale: float = 1.0,
         backend: Backend = "auto",
         tile_size: int = TILE,
@@ -104,13 +118,15 @@ class SplattingModule(LightningModule):
                 raise ValueError(f"{name} must be a finite number above 0, got {rate}")
         if not 0 <= ssim_share <= 1:
             raise ValueError(f"ssim_share must lie in [0, 1], got {ssim_share}")
+        if decay_steps < 1:
+            raise ValueError(f"decay_steps must be at least 1, got {decay_steps}")
         if not 1 <= tile_size <= 256:
             raise ValueError(f"tile_size must lie in 1..256, got {tile_size}")
         self.automatic_optimization = False
         self.colour, self.schedule, self.growth, self.pruning = colour, schedule, growth, pruning
         self.lobes, self.sh_degree = (0, sh_degree) if colour == "sh" else (lobes, 0)
         self.ssim_share, self.means_lr, self.lr_scale, self.seed = ssim_share, means_lr, lr_scale, seed
-        self.backend, self.tile_size = backend, tile_size
+        self.backend, self.tile_size, self.decay_steps = backend, tile_size, decay_steps
         self.scene = Scene(fixed_axes=colour == "fixed_axes")
         self.pruner: Pruner | None = None
         self.densifier: Densifier | None = None
@@ -136,8 +152,7 @@ class SplattingModule(LightningModule):
         Raises:
             ValueError: if there are several devices, or the rasteriser cannot work on the one there is.
         """
-        if self.trainer.world_size > 1:
-            raise ValueError(f"trainer.devices must be 1 for a scene, got {self.trainer.world_size} processes")
+        check_one_process(self.trainer)
         self.backend = choose_backend(self.backend, self.trainer.strategy.root_device)
         if stage == "fit" and not self.scene.params:
             self.scene.replace(self.start_from(self.capture.points, self.capture.colours, 0))
@@ -153,11 +168,6 @@ class SplattingModule(LightningModule):
             return gaussians
         axes = torch.eye(3)[: gaussians.max_lobes].to(gaussians.axes)
         return replace(gaussians, axes=axes.expand(len(gaussians), -1, -1).clone())
-
-    def begin_anew(self, gaussians: Gaussians) -> None:
-        """Go on with other Gaussians and fresh optimisers."""
-        self.scene.replace(gaussians)
-        self.trainer.strategy.setup_optimizers(self.trainer)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Build an Adam for each parameter (Sec. 3.1)."""
@@ -183,7 +193,7 @@ class SplattingModule(LightningModule):
         if "proxies" in self.resumed:
             self.pruner = self.new_pruner()
             self.pruner.proxies = {name: Proxy(*pair) for name, pair in self.resumed["proxies"].items()}
-        rank_zero_info(f"rasteriser: {self.backend}; {len(self.scene):,} Gaussians to start from")
+        log.info("rasteriser: %s; %s Gaussians to start from", self.backend, f"{len(self.scene):,}")
 
     # A step
 
@@ -229,10 +239,8 @@ class SplattingModule(LightningModule):
 
     def set_rate_of_means(self, adams: Optimizers, step: int) -> None:
         """Let the rate of the means fall log-linearly (Sec. 3.1)."""
-        last = max(1, int(self.trainer.estimated_stepping_batches))
-        adams["means"].param_groups[0]["lr"] = (
-            self.means_lr * self.capture.extent * MEANS_DECAY ** min(1.0, step / last)
-        )
+        share = min(1.0, step / self.decay_steps)
+        adams["means"].param_groups[0]["lr"] = self.means_lr * self.capture.extent * MEANS_DECAY**share
 
     @torch.no_grad()
     def before(self, step: int) -> None:
@@ -242,7 +250,8 @@ class SplattingModule(LightningModule):
             gaussians = self.scene.gaussians
             weights = self.weights(gaussians, self.cameras(self.capture.train))
             random = generator(self.seed, "simplify")
-            self.begin_anew(self.with_axes(simplify(gaussians, weights, self.growth.simplify_share, random)))
+            fresh = simplify(gaussians, weights, self.growth.simplify_share, random)
+            begin_anew(self.scene, self.adams, self.with_axes(fresh))
         start = schedule.prune_from
         if self.lobes and (start is None or step <= start):
             self.scene.counts.fill_(schedule.lobes_at(step, self.lobes))
@@ -283,7 +292,7 @@ class SplattingModule(LightningModule):
                 **self.drawing,
             )  # fmt: skip
             if len(points):
-                self.begin_anew(self.start_from(points, seen, step))
+                begin_anew(self.scene, self.adams, self.start_from(points, seen, step))
                 densifier.forget()
 
     # Pruning

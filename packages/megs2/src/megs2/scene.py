@@ -58,7 +58,7 @@ class Scene(nn.Module):
         return build(**given, counts=self.counts)
 
     def replace(self, gaussians: Gaussians) -> None:
-        """Take over other Gaussians; optimisers have to be built anew."""
+        """Take over other Gaussians; see `begin_anew` for their optimisers."""
         for name in NAMES:
             value: Tensor = getattr(gaussians, name)
             self.params.pop(name) if name in self.params else None
@@ -99,6 +99,20 @@ def build_optimizers(scene: Scene, rates: Mapping[str, float], extent: float) ->
         name: Adam([parameter], rates[name] * scale.get(name, 1.0), eps=1e-15, fused=True)
         for name, parameter in trained.items()
     }
+
+
+def begin_anew(scene: Scene, optimizers: Mapping[str, torch.optim.Optimizer], gaussians: Gaussians) -> None:
+    """Go on with other Gaussians of the same kind, and without moments.
+
+    Args:
+        scene: changed in place.
+        optimizers: by name; the objects stay, since a trainer has hooks on them.
+        gaussians: with the colour model of the scene.
+    """
+    scene.replace(gaussians)
+    for name, optimizer in optimizers.items():
+        optimizer.param_groups[0]["params"] = [scene.params[name]]
+        optimizer.state.clear()
 
 
 def change(

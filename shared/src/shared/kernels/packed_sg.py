@@ -6,15 +6,15 @@ Gaussian i at x_i has n_i lobes, which lie side by side with those of the others
     y_i = 0.5 + C0 (base_i + sum_p a_p e_p),   col_i = min(max(y_i, 0), 1)
 
 over its lobes p, C0 = 1 / (2 sqrt(pi)). Padding every Gaussian to the largest number of lobes computes, and keeps for
-the backward, what nobody has. With g_i = C0 dL/dcol_i where 0 < y_i < 1, otherwise 0, and d_p = |s_p| e_p (g_i . a_p):
+the backward, what nobody has. With g_i = C0 dL/dcol_i where 0 <= y_i <= 1, otherwise 0, and d_p = |s_p| e_p (g_i . a_p):
 
     dbase_i = g_i,   da_p = g_i e_p,   ds_p = sign(s_p) e_p (m_p . v_i - 1) (g_i . a_p)
     dmu_p = d_p (v_i - (m_p . v_i) m_p) / |mu_p|,   dv_i = sum_p d_p m_p
     dx_i = -(dv_i - (v_i . dv_i) v_i) / |c - x_i|,   dc = -sum_i dx_i
 
 A program takes a block of Gaussians and walks down their lobes, as many steps as the longest list of the block has. A
-lobe belongs to one Gaussian, so nothing is added atomically. Each tensor is read once and written once, forward and
-backward; only the inputs are kept. A Gaussian at c has v = 0, and no gradient to x and c.
+lobe belongs to one Gaussian, so nothing is added atomically. Each tensor is read once or written once, forward and
+backward; the inputs are kept, and a byte a channel. A Gaussian at c has v = 0, and no gradient to x and c.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ __all__ = ["packed_sg", "reference_packed_sg"]
 C0 = 0.28209479177387814  # 1 / (2 sqrt(pi))
 TINY = 1e-12  # lengths are at least this, as in torch.nn.functional.normalize
 BLOCK = 128  # Gaussians of a program
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # fused, 0.5 + C0 y of black and white would miss 0 and 1
 
 
 def reference_packed_sg(
@@ -41,21 +42,20 @@ def reference_packed_sg(
 ) -> Tensor:
     """Compute `packed_sg` in plain torch, on any device.
 
-    Arguments, result and errors are those of `packed_sg`. float64 is computed in float64. Time and memory are
-    O(N + P). On the CPU results and gradients are the same bits on any number of threads.
+    Arguments, result and errors are those of `packed_sg`; autograd of any order. Time and memory are O(N + P).
     """
     _check(means, centre, base, axes, sharpness, amplitudes, offsets)
     _check_offsets(offsets, len(axes))
     lengths = offsets[1:] - offsets[:-1]
     owner = torch.repeat_interleave(torch.arange(len(means), device=means.device), lengths, output_size=len(axes))
-    towards = torch.nn.functional.normalize(centre - means, dim=1, eps=TINY)
+    apart = centre - means
+    at_centre = apart.norm(dim=1, keepdim=True) <= TINY  # normalize would give these a gradient of 1 / TINY
+    towards = torch.nn.functional.normalize(torch.where(at_centre, apart.detach(), apart), dim=1, eps=TINY)
     seen = towards.index_select(0, owner)  # x[owner] would sum its gradient in no fixed order
     cosine = (torch.nn.functional.normalize(axes, dim=1, eps=TINY) * seen).sum(1)
     lobes = amplitudes * torch.exp(sharpness.abs() * (cosine - 1))[:, None]
     units = base.index_add(0, owner, lobes)
-    colour = 0.5 + C0 * units
-    inside = (colour > 0) & (colour < 1)
-    return torch.where(inside, colour, colour.detach().clamp(0, 1))
+    return (0.5 + C0 * units).clamp(0, 1)
 
 
 def packed_sg(
@@ -71,7 +71,9 @@ def packed_sg(
 ) -> Tensor:
     """Evaluate the colours of Gaussians with packed lobes, from a camera's place.
 
-    Gradients go to all but the offsets. Channels that the clamp holds get none.
+    Differentiable once, not twice, with respect to all but the offsets. A channel that the
+    clamp changes gets no gradient; one at exactly 0 or 1 does, as in torch.clamp. On the CPU colours and gradients are
+    the same bits in every run, on several threads too.
 
     Args:
         means: (N, 3) places.
@@ -147,8 +149,10 @@ def _check(
 def _check_offsets(offsets: Tensor, lobes: int) -> None:
     if int(offsets[0]) != 0 or int(offsets[-1]) != lobes:
         raise ValueError(f"offsets must go from 0 to the {lobes} lobes, got {int(offsets[0])} to {int(offsets[-1])}")
-    if bool((offsets[1:] < offsets[:-1]).any()):
-        raise ValueError("offsets must not fall")
+    falls = (offsets.diff() < 0).nonzero()
+    if len(falls):
+        before, after = offsets[int(falls[0]) :][:2].tolist()
+        raise ValueError(f"offsets must not fall, got {after} after {before}")
 
 
 def _forward_kernel(
@@ -160,6 +164,7 @@ def _forward_kernel(
     amplitudes: tl.tensor,
     offsets: tl.tensor,
     colours: tl.tensor,
+    free: tl.tensor,  # (N, 3), where the clamp changes nothing; for the backward
     n: int,
     p: int,
     C0: tl.constexpr,
@@ -194,11 +199,14 @@ def _forward_kernel(
         green += e * tl.load(amplitudes + 3 * lobe + 1, mask=there, other=0.0)
         blue += e * tl.load(amplitudes + 3 * lobe + 2, mask=there, other=0.0)
     lost = tl.where(sound, 0.0, float("nan"))
-    red, green, blue = 0.5 + C0 * red, 0.5 + C0 * green, 0.5 + C0 * blue
+    red, green, blue = 0.5 + C0 * red + lost, 0.5 + C0 * green + lost, 0.5 + C0 * blue + lost
+    tl.store(free + 3 * i, (red >= 0.0) & (red <= 1.0), mask=here)
+    tl.store(free + 3 * i + 1, (green >= 0.0) & (green <= 1.0), mask=here)
+    tl.store(free + 3 * i + 2, (blue >= 0.0) & (blue <= 1.0), mask=here)
     # A NaN is neither below 0 nor above 1, and stays.
-    red = tl.where(red < 0.0, 0.0, tl.where(red > 1.0, 1.0, red)) + lost
-    green = tl.where(green < 0.0, 0.0, tl.where(green > 1.0, 1.0, green)) + lost
-    blue = tl.where(blue < 0.0, 0.0, tl.where(blue > 1.0, 1.0, blue)) + lost
+    red = tl.where(red < 0.0, 0.0, tl.where(red > 1.0, 1.0, red))
+    green = tl.where(green < 0.0, 0.0, tl.where(green > 1.0, 1.0, green))
+    blue = tl.where(blue < 0.0, 0.0, tl.where(blue > 1.0, 1.0, blue))
     tl.store(colours + 3 * i, red, mask=here)
     tl.store(colours + 3 * i + 1, green, mask=here)
     tl.store(colours + 3 * i + 2, blue, mask=here)
@@ -211,13 +219,16 @@ def _backward_kernel(
     sharpness: tl.tensor,
     amplitudes: tl.tensor,
     offsets: tl.tensor,
-    units: tl.tensor,  # dL/dcol times C0, 0 where the clamp holds; this is the gradient of base
+    free: tl.tensor,  # (N, 3), from the forward
+    grad: tl.tensor,  # (N, 3), dL/dcol
     d_means: tl.tensor,
+    d_base: tl.tensor,
     d_axes: tl.tensor,
     d_sharpness: tl.tensor,
     d_amplitudes: tl.tensor,
     n: int,
     p: int,
+    C0: tl.constexpr,
     TINY: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -233,9 +244,14 @@ def _backward_kernel(
     length = tl.sqrt(dx * dx + dy * dy + dz * dz)
     near = 1.0 / tl.maximum(length, TINY)
     vx, vy, vz = dx * near, dy * near, dz * near
-    g_red = tl.load(units + 3 * i, mask=here, other=0.0)
-    g_green = tl.load(units + 3 * i + 1, mask=here, other=0.0)
-    g_blue = tl.load(units + 3 * i + 2, mask=here, other=0.0)
+    g_red = C0 * tl.load(grad + 3 * i, mask=here & (tl.load(free + 3 * i, mask=here, other=0) != 0), other=0.0)
+    g_green = C0 * tl.load(
+        grad + 3 * i + 1, mask=here & (tl.load(free + 3 * i + 1, mask=here, other=0) != 0), other=0.0
+    )
+    g_blue = C0 * tl.load(grad + 3 * i + 2, mask=here & (tl.load(free + 3 * i + 2, mask=here, other=0) != 0), other=0.0)
+    tl.store(d_base + 3 * i, g_red, mask=here)
+    tl.store(d_base + 3 * i + 1, g_green, mask=here)
+    tl.store(d_base + 3 * i + 2, g_blue, mask=here)
     wx = tl.zeros([BLOCK], dtype=tl.float32)
     wy = tl.zeros([BLOCK], dtype=tl.float32)
     wz = tl.zeros([BLOCK], dtype=tl.float32)
@@ -264,7 +280,6 @@ def _backward_kernel(
         tl.store(d_axes + 3 * lobe, d * (vx - cosine * mx) * short, mask=there)
         tl.store(d_axes + 3 * lobe + 1, d * (vy - cosine * my) * short, mask=there)
         tl.store(d_axes + 3 * lobe + 2, d * (vz - cosine * mz) * short, mask=there)
-        d = tl.where(there, d, 0.0)
         wx += d * mx
         wy += d * my
         wz += d * mz
@@ -295,8 +310,14 @@ def _interpreted() -> bool:
     return not isinstance(_kernels()[0], JITFunction)
 
 
+def _launch(kernel: Any, tensors: tuple[Tensor, ...], n: int, p: int) -> None:
+    if n:
+        with torch.cuda.device(tensors[0].get_device()):  # Triton launches on the current device
+            kernel[(-(-n // BLOCK),)](*tensors, n, p, C0=C0, TINY=TINY, BLOCK=BLOCK, **OPTIONS)
+
+
 class _InTorch(torch.autograd.Function):
-    """The formulas above in torch: half the operations, and a third of the memory, of autograd's backward."""
+    """`packed_sg` on the torch path, with fewer passes over memory than autograd makes of the reference."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:
@@ -310,16 +331,16 @@ class _InTorch(torch.autograd.Function):
         seen = towards.index_select(0, owner)
         below = torch.linalg.vecdot(units, seen).sub_(1)  # cosine - 1
         falls = (sharpness.abs() * below).exp_()
-        colour = torch.add(0.5, base.index_add(0, owner, amplitudes * falls[:, None]), alpha=C0)
-        inside = (colour > 0) & (colour < 1)
-        ctx.save_for_backward(owner, towards, near, units, short, seen, below, falls, sharpness, amplitudes, inside)
+        colour = base.index_add(0, owner, amplitudes * falls[:, None]).mul_(C0).add_(0.5)
+        free = (colour >= 0) & (colour <= 1)
+        ctx.save_for_backward(owner, towards, near, units, short, seen, below, falls, sharpness, amplitudes, free)
         return colour.clamp_(0, 1)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        owner, towards, near, units, short, seen, below, falls, sharpness, amplitudes, inside = ctx.saved_tensors
-        d_base = (C0 * grad).mul_(inside)
+        owner, towards, near, units, short, seen, below, falls, sharpness, amplitudes, free = ctx.saved_tensors
+        d_base = (C0 * grad).mul_(free)
         of_lobes = d_base.index_select(0, owner)
         along = torch.linalg.vecdot(of_lobes, amplitudes).mul_(falls)
         d_sharpness = sharpness.sign().mul_(along).mul_(below)
@@ -328,34 +349,32 @@ class _InTorch(torch.autograd.Function):
         turned = torch.zeros_like(towards).index_add_(0, owner, units * along[:, None])
         d_means = torch.addcmul(-turned, towards, torch.linalg.vecdot(towards, turned)[:, None])
         d_means.mul_(near.masked_fill(near >= 1 / TINY, 0))
-        return d_means, -d_means.sum(0), d_base, d_axes, d_sharpness, of_lobes.mul_(falls[:, None]), None
+        d_centre = -d_means.sum(0) if ctx.needs_input_grad[1] else None
+        return d_means, d_centre, d_base, d_axes, d_sharpness, of_lobes.mul_(falls[:, None]), None
 
 
 class _PackedSG(torch.autograd.Function):
+    """`packed_sg` on the Triton path."""
+
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:
-        means, centre, base, axes, sharpness, amplitudes, offsets = (tensor.detach().contiguous() for tensor in tensors)
-        colours = torch.empty_like(means)
-        if len(means):
-            with torch.cuda.device(means.get_device()):  # Triton launches on the current device
-                _kernels()[0][(-(-len(means) // BLOCK),)](
-                    means, centre, base, axes, sharpness, amplitudes, offsets, colours, len(means), len(axes),
-                    C0=C0, TINY=TINY, BLOCK=BLOCK,
-                )  # fmt: skip
-        ctx.save_for_backward(means, centre, axes, sharpness, amplitudes, offsets, (colours > 0) & (colours < 1))
+        inputs = tuple(tensor.detach().contiguous() for tensor in tensors)
+        colours = torch.empty_like(inputs[0])
+        free = torch.empty_like(colours, dtype=torch.uint8)
+        _launch(_kernels()[0], (*inputs, colours, free), len(colours), len(inputs[3]))
+        ctx.save_for_backward(*inputs, free)
         return colours
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        means, centre, axes, sharpness, amplitudes, offsets, inside = ctx.saved_tensors
-        units = (C0 * grad * inside).contiguous()
-        d_means, d_axes = torch.zeros_like(means), torch.zeros_like(axes)
-        d_sharpness, d_amplitudes = torch.zeros_like(sharpness), torch.zeros_like(amplitudes)
-        if len(means):
-            with torch.cuda.device(means.get_device()):
-                _kernels()[1][(-(-len(means) // BLOCK),)](
-                    means, centre, axes, sharpness, amplitudes, offsets, units, d_means, d_axes, d_sharpness,
-                    d_amplitudes, len(means), len(axes), TINY=TINY, BLOCK=BLOCK,
-                )  # fmt: skip
-        return d_means, -d_means.sum(0), units, d_axes, d_sharpness, d_amplitudes, None
+        means, centre, base, axes, sharpness, amplitudes, offsets, free = ctx.saved_tensors
+        # Zeros, because no program may reach a lobe where offsets that nothing checked do not fit.
+        d_means, d_base, d_axes, d_sharpness, d_amplitudes = (
+            torch.zeros_like(tensor) for tensor in (means, base, axes, sharpness, amplitudes)
+        )
+        inputs = (means, centre, axes, sharpness, amplitudes, offsets, free, grad.contiguous())
+        outputs = (d_means, d_base, d_axes, d_sharpness, d_amplitudes)
+        _launch(_kernels()[1], (*inputs, *outputs), len(means), len(axes))
+        d_centre = -d_means.sum(0) if ctx.needs_input_grad[1] else None
+        return d_means, d_centre, d_base, d_axes, d_sharpness, d_amplitudes, None
