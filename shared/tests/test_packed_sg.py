@@ -363,7 +363,7 @@ def evaluated(request: pytest.FixtureRequest, interpreted: dict[str, Any]) -> Ca
     return lambda name: evaluate(paths[request.param], inputs_of(name))
 
 
-def test_black_and_white_without_lobes_have_a_gradient_as_in_torch_clamp(
+def test_channel_exactly_at_0_or_1_has_a_gradient_and_one_beyond_has_none(
     evaluated: Callable[[str], dict[str, Tensor]],
 ) -> None:
     actual = evaluated("black and white")

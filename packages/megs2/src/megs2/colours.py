@@ -2,12 +2,13 @@
 
     col_i(v) = clamp(0.5 + C0 (base_i + sum_{j < n_i} G(v; mu_ij, s_ij, a_ij)), 0, 1),   v_i = (c - x_i) / |c - x_i|
 
-Channels that the clamp stops get no gradient. With spherical harmonics in place of lobes the direction is the opposite
+Channels that the clamp changes get no gradient. With spherical harmonics in place of lobes the direction is the opposite
 one and there is no upper clamp, as in 3DGS.
 """
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -42,4 +43,6 @@ def colours(gaussians: Gaussians, centre: Tensor) -> Tensor:
         values = lobes(towards[:, None], gaussians.axes, gaussians.sharpness, gaussians.amplitudes)
         units = units + (values * gaussians.active[..., None]).sum(1)
     colour = 0.5 + C0 * units
-    return colour.clamp(0, 1) if gaussians.max_lobes else colour.clamp(min=0)
+    # At exactly 0 or 1 there is a gradient, so that black and white can be left; versions of torch differ in clamp.
+    free = (colour >= 0) & (colour <= 1) if gaussians.max_lobes else colour >= 0
+    return torch.where(free, colour, colour.detach().clamp(0, 1 if gaussians.max_lobes else None))

@@ -142,7 +142,7 @@ def sound(scene: Gaussians, path: Path) -> Gaussians:
     n = len(scene)
     bad = scene.opacities.isnan() | (scene.quats.norm(dim=1) == 0)
     for tensor in (scene.means, scene.scales, scene.quats, scene.base, scene.rest):
-        bad |= ~tensor.reshape(n, -1).isfinite().all(1)
+        bad |= ~tensor.isfinite().flatten(1).all(1)
     lobes = torch.cat([scene.axes, scene.sharpness[..., None], scene.amplitudes], -1).isfinite().all(-1)
     bad |= (scene.active & ~(lobes & (scene.axes.norm(dim=-1) > 0))).any(1)
     if bool(bad.any()):

@@ -6,7 +6,7 @@ Gaussian i at x_i has n_i lobes, which lie side by side with those of the others
     y_i = 0.5 + C0 (base_i + sum_p a_p e_p),   col_i = min(max(y_i, 0), 1)
 
 over its lobes p, C0 = 1 / (2 sqrt(pi)). Padding every Gaussian to the largest number of lobes computes, and keeps for
-the backward, what nobody has. With g_i = C0 dL/dcol_i where 0 <= y_i <= 1, otherwise 0, and d_p = |s_p| e_p (g_i . a_p):
+the backward, what nobody has. With g_i = C0 dL/dcol_i where 0 <= y_i <= 1, otherwise 0, d_p = |s_p| e_p (g_i . a_p):
 
     dbase_i = g_i,   da_p = g_i e_p,   ds_p = sign(s_p) e_p (m_p . v_i - 1) (g_i . a_p)
     dmu_p = d_p (v_i - (m_p . v_i) m_p) / |mu_p|,   dv_i = sum_p d_p m_p
@@ -55,7 +55,9 @@ def reference_packed_sg(
     cosine = (torch.nn.functional.normalize(axes, dim=1, eps=TINY) * seen).sum(1)
     lobes = amplitudes * torch.exp(sharpness.abs() * (cosine - 1))[:, None]
     units = base.index_add(0, owner, lobes)
-    return (0.5 + C0 * units).clamp(0, 1)
+    colour = 0.5 + C0 * units
+    free = (colour >= 0) & (colour <= 1)  # versions of torch differ in what clamp does at its bounds
+    return torch.where(free, colour, colour.detach().clamp(0, 1))
 
 
 def packed_sg(
@@ -72,8 +74,8 @@ def packed_sg(
     """Evaluate the colours of Gaussians with packed lobes, from a camera's place.
 
     Differentiable once, not twice, with respect to all but the offsets. A channel that the
-    clamp changes gets no gradient; one at exactly 0 or 1 does, as in torch.clamp. On the CPU colours and gradients are
-    the same bits in every run, on several threads too.
+    clamp changes gets no gradient; one at exactly 0 or 1 does, so that black and white can be left. On the CPU colours
+    and gradients are the same bits in every run, on several threads too.
 
     Args:
         means: (N, 3) places.
