@@ -50,3 +50,7 @@ def test_kept_entries_have_no_dual_and_removed_ones_collect_it() -> None:
         proxy.update(torch.tensor([0.9, 0.2]), torch.tensor([True, False]))
         torch.testing.assert_close(proxy.u, torch.tensor([0.0, 0.2 * times]))
         torch.testing.assert_close(proxy.z, torch.tensor([0.9, 0.0]))
+    # What comes back is drawn to its value and all that it has collected, and owes nothing then.
+    proxy.update(torch.tensor([0.9, 0.2]), torch.tensor([True, True]))
+    torch.testing.assert_close(proxy.z, torch.tensor([0.9, 0.8]))
+    torch.testing.assert_close(proxy.u, torch.zeros(2))

@@ -80,7 +80,7 @@ def test_cameras_are_pycolmaps(tmp_path: Path) -> None:
         pose = Pose(name, quat, shift, 7)
         ours = pinhole(Intrinsics("PINHOLE", *CAMERA[:2], CAMERA[2]), pose, tmp_path, CAMERA[:2])
         w, x, y, z = quat
-        theirs = pycolmap.Rigid3d(pycolmap.Rotation3d(np.array([x, y, z, w])), np.array(shift))
+        theirs = pycolmap.Rigid3d(pycolmap.Rotation3d(np.array([x, y, z, w]) / math.hypot(x, y, z, w)), np.array(shift))
         lens = pycolmap.Camera(model="PINHOLE", width=40, height=30, params=list(CAMERA[2]))
         for place, _ in POINTS:
             t = theirs.matrix() @ np.array([*place, 1.0])

@@ -98,6 +98,24 @@ def test_slots_that_are_not_active_reach_neither_colour_nor_gradient() -> None:
     assert float(grad[scene.active].abs().sum()) > 0
 
 
+def test_what_stands_in_slots_that_are_not_active_changes_neither_colour_nor_gradient() -> None:
+    scene, names = ragged(), ("axes", "sharpness", "amplitudes")
+    assert int((scene.counts == 0).sum()) > 5
+    results = []
+    for filling in (1.0, -7.0):
+        leaves = {}
+        for name in names:
+            value = getattr(scene, name)
+            active = scene.active if value.dim() == 2 else scene.active[..., None]
+            leaves[name] = torch.where(active, value, filling).requires_grad_()
+        found = colours(replace(scene, **leaves), FRONT)
+        grads = torch.autograd.grad(found.sum(), list(leaves.values()))
+        assert all(float(grad[~scene.active].abs().max()) == 0 for grad in grads)
+        results.append([found.detach(), *grads])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
 def test_clamped_channels_get_no_gradient() -> None:
     base = torch.tensor([[-5.0, 0.0, 5.0]], requires_grad=True)
     flat = torch.zeros(1, 3)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from megs2.colours import colours
-from megs2.fitting import sphere_directions, to_harmonics, to_lobes, unclamped
+from megs2.fitting import rmse, sphere_directions, to_harmonics, to_lobes, unclamped
 from megs2.gaussians import C0, Gaussians, build
 
 
@@ -114,3 +115,55 @@ def test_unclamped_is_the_colour_before_the_clamp() -> None:
         3 * (torch.nn.functional.normalize(scene.axes[0, 0], dim=0) @ direction[0] - 1)
     )
     torch.testing.assert_close(unclamped(scene, direction)[0, 0], 0.5 + C0 * (scene.base[0] + lobe))
+
+
+def test_a_colour_alike_from_all_sides_needs_no_lobe() -> None:
+    scene = with_harmonics(4)
+    rest = scene.rest.clone()
+    rest[1:3] = 0
+    found, error = to_lobes(replace(scene, rest=rest), 2, 5, progress=False)
+    assert found.counts.tolist() == [2, 0, 0, 2]
+    assert torch.equal(found.base[1:3], scene.base[1:3])
+    assert not found.amplitudes[1:3].any()
+    assert error[1:3].max() < 1e-6 < error[[0, 3]].min()
+
+
+def test_harmonics_of_degree_1_are_the_projection_of_the_lobe() -> None:
+    # Funk and Hecke: the best fit is m_0 + 3 m_1 cos, m_l the mean over [-1, 1] of x^l exp(s (x - 1)).
+    scene = with_lobes([1.5]).to(torch.float64)
+    found, _ = to_harmonics(scene, 1)
+    x = torch.linspace(-1, 1, 20001, dtype=torch.float64)
+    weight = torch.exp(1.5 * (x - 1))
+    mean, slope = torch.trapezoid(weight, x) / 2, 3 * torch.trapezoid(weight * x, x) / 2
+    directions = sphere_directions(50)
+    cosine = directions @ torch.nn.functional.normalize(scene.axes[0, 0], dim=0)
+    expected = 0.5 + C0 * (scene.base + (mean + slope * cosine)[:, None] * scene.amplitudes[0])
+    torch.testing.assert_close(unclamped(found, directions)[0], expected, atol=2e-3, rtol=0)
+
+
+def test_the_error_of_a_shift_of_one_channel_is_the_shift_by_the_root_of_3() -> None:
+    scene = with_harmonics(2)
+    shifted = replace(scene, base=scene.base + torch.tensor([[0.3, 0, 0], [0, 0, 0]]) / C0)
+    torch.testing.assert_close(rmse(scene, shifted, sphere_directions().float()), torch.tensor([0.3 / math.sqrt(3), 0.0]))
+
+
+def test_the_error_between_the_directions_is_that_at_them() -> None:
+    scene = with_harmonics(degree=2)
+    found, error = to_lobes(scene, 2, 20, progress=False)
+    torch.testing.assert_close(error, rmse(scene, found, sphere_directions(3000).float()), rtol=0.1, atol=1e-4)
+
+
+def test_geometry_is_kept_and_the_scene_given_is_not_touched() -> None:
+    scene = replace(with_harmonics(3), means=torch.arange(9.0).view(3, 3), opacities=torch.tensor([1.0, 2.0, 3.0]))
+    before = scene.rest.clone()
+    found, _ = to_lobes(scene, 1, 3, progress=False)
+    for made in (found, to_harmonics(found)[0]):
+        assert torch.equal(made.means, scene.means)
+        assert torch.equal(made.opacities, scene.opacities)
+    assert torch.equal(scene.rest, before)
+
+
+@pytest.mark.parametrize(("lobes", "steps"), [(4, 10), (-1, 10), (1, -1)])
+def test_lobes_and_steps_out_of_range_are_refused(lobes: int, steps: int) -> None:
+    with pytest.raises(ValueError, match=rf"lobes in 0\.\.3 and steps >= 0, got {lobes} and {steps}"):
+        to_lobes(with_harmonics(1), lobes, steps)

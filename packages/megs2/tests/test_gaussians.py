@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from megs2.camera import Camera, Capture, View, look_at
 from megs2.colours import colours
 from megs2.formats import bytes_by_part
 from megs2.gaussians import build, from_points, neighbour_scales
@@ -50,32 +49,32 @@ def test_shapes_that_disagree_are_refused_by_name() -> None:
               counts=torch.tensor([0, 1, 2, 0]))  # fmt: skip
 
 
-def test_look_at_has_the_target_in_the_middle_and_up_upwards() -> None:
-    eye, target, up = torch.tensor([3.0, -2, 1]), torch.tensor([0.5, 0, 0]), torch.tensor([0.0, 0, 1])
-    camera = look_at(eye, target, up, fov=50, width=80, height=60)
-    torch.testing.assert_close(camera.rotation @ camera.rotation.T, torch.eye(3))
-    assert float(torch.linalg.det(camera.rotation)) == pytest.approx(1)
-    torch.testing.assert_close(camera.centre, eye)
-
-    def pixel(point: torch.Tensor) -> torch.Tensor:
-        image = camera.intrinsics @ (camera.rotation @ point + camera.translation)
-        return image[:2] / image[2]
-
-    torch.testing.assert_close(pixel(target), torch.tensor([40.0, 30.0]))
-    assert float(pixel(target + 0.1 * up)[1]) < 30  # rows are counted downwards
-    assert camera.fx == pytest.approx(40 / math.tan(math.radians(25)), rel=1e-6)
-    with pytest.raises(ValueError, match="parallel"):
-        look_at(eye, eye + up, up, fov=50, width=80, height=60)
+def test_points_that_coincide_get_no_scale_of_minus_infinity_and_few_points_the_neighbours_that_there_are() -> None:
+    points = torch.tensor([[0.0, 0, 0], [0, 0, 0], [0, 0, 4]])
+    found = neighbour_scales(points)
+    assert found[0, 0] == pytest.approx(math.log(4 / math.sqrt(2)))
+    assert found[2, 0] == pytest.approx(math.log(4))
+    assert torch.equal(found[:, :1].expand(3, 3), found)
 
 
-def test_a_camera_of_another_size_sees_the_same() -> None:
-    camera = Camera(torch.eye(3), torch.zeros(3), 100.0, 110.0, 33.0, 20.0, 64, 48).resized(32, 12)
-    assert (camera.fx, camera.fy, camera.cx, camera.cy) == (50.0, 27.5, 16.5, 5.0)
+def test_a_start_is_the_same_for_the_same_generator_and_leaves_the_callers_points_alone() -> None:
+    points, rgb = torch.randn(6, 3), torch.rand(6, 3)
+    a, b, c = (from_points(points, rgb, lobes=2, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2))
+    assert torch.equal(a.axes, b.axes)
+    assert torch.equal(a.amplitudes, b.amplitudes)
+    assert not torch.equal(a.axes, c.axes)
+    before = points.clone()
+    a.means.add_(1)
+    assert torch.equal(points, before)
 
 
-def test_extent_is_the_radius_of_the_training_cameras_and_a_tenth() -> None:
-    views = [View(Camera(torch.eye(3), -torch.tensor(c), 1, 1, 0, 0, 1, 1), torch.zeros(1, 1, 3), "") for c in
-             ([1.0, 0, 0], [-3.0, 0, 0])]  # fmt: skip
-    nothing = torch.zeros(0, 3)
-    assert Capture("a", views, [], nothing, nothing, torch.zeros(3)).extent == pytest.approx(2.2)
-    assert Capture("a", views[:1], [], nothing, nothing, torch.zeros(3)).extent == 1.0
+def test_a_selection_keeps_rows_together_in_its_order() -> None:
+    made = from_points(torch.randn(5, 3), torch.rand(5, 3), lobes=2, generator=torch.Generator().manual_seed(0))
+    made.counts.copy_(torch.arange(5) % 3)
+    found = made.select(torch.tensor([4, 1]))
+    assert found.counts.tolist() == [1, 1]
+    assert torch.equal(found.means, made.means[[4, 1]])
+    assert torch.equal(found.amplitudes, made.amplitudes[[4, 1]])
+    half = made.to(torch.float16)
+    assert half.counts.dtype == torch.int64
+    assert half.axes.dtype == torch.float16

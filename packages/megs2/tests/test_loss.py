@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from megs2 import loss
 from megs2.loss import photometric, ssim
+from scipy.ndimage import correlate1d
 from torchmetrics.functional.image import structural_similarity_index_measure
 
 
@@ -22,6 +24,24 @@ def test_equal_images_have_similarity_1_and_no_loss() -> None:
     leaf = image.clone().requires_grad_()
     (grad,) = torch.autograd.grad(photometric(leaf, image), leaf)
     assert bool(grad.isfinite().all())
+
+
+def test_similarity_is_that_of_windowed_moments_with_zeros_outside() -> None:
+    bell = np.exp(-0.5 * (np.arange(-5, 6) / 1.5) ** 2)
+    bell /= bell.sum()
+
+    def blur(plane: np.ndarray) -> np.ndarray:
+        for axis in (0, 1):
+            plane = correlate1d(plane, bell, axis=axis, mode="constant")
+        return plane
+
+    image, target = images()
+    x, y = image.double().numpy(), target.double().numpy()
+    mx, my = blur(x), blur(y)
+    vx, vy, c = blur(x * x) - mx**2, blur(y * y) - my**2, blur(x * y) - mx * my
+    expected = (2 * mx * my + 1e-4) * (2 * c + 9e-4) / ((mx**2 + my**2 + 1e-4) * (vx + vy + 9e-4))
+    assert float(ssim(image.double(), target.double())) == pytest.approx(expected.mean(), rel=1e-9)
+    assert float(ssim(image, target)) == pytest.approx(expected.mean(), abs=1e-5)
 
 
 def test_moments_of_one_window_by_hand() -> None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,3 +116,84 @@ def test_a_strip_shows_truth_picture_and_error() -> None:
     torch.testing.assert_close(found[:, 3:6], drawn)
     torch.testing.assert_close(found[:, 6:], heat_map(torch.full((2, 3), 9.0), 1.0))  # the brightest
     assert not torch.equal(heat_map(torch.zeros(1, 1), 1.0), heat_map(torch.ones(1, 1), 1.0))
+
+
+@pytest.mark.parametrize("up", [torch.tensor([0.0, 2.0, 0.0]), torch.tensor([1.0, -1.0, 0.5])])
+def test_an_orbit_turns_about_any_vertical_and_shows_it_upwards(up: torch.Tensor) -> None:
+    cameras = orbit(torch.ones(3), 3.0, 5, elevation=-40, up=up)
+    vertical = up / up.norm()
+    for camera in cameras:
+        height = (camera.centre - 1) @ vertical
+        torch.testing.assert_close(height, torch.tensor(-3 * math.sin(math.radians(40))), rtol=0, atol=1e-5)
+        assert float((camera.rotation @ vertical)[1]) < 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"radius": math.inf}, {"fov": 180.0}, {"fov": 0.0}, {"width": 0}, {"up": torch.zeros(3)}]
+)
+def test_orbits_without_a_picture_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"expected|must be a direction"):
+        orbit(torch.zeros(3), **{"radius": 1.0, "frames": 3, **options})
+
+
+@pytest.mark.parametrize(("width", "height"), [(160, 90), (90, 160)])
+def test_an_orbit_has_a_ball_in_view_along_both_sides_of_the_picture(width: int, height: int) -> None:
+    ball = torch.nn.functional.normalize(torch.randn(500, 3, generator=torch.Generator().manual_seed(0)), dim=1) + 7
+    for camera in orbit_of(ball, 3, width=width, height=height):
+        pixels = (ball @ camera.rotation.T + camera.translation) @ camera.intrinsics.T
+        shares = pixels[:, :2] / pixels[:, 2:] / torch.tensor([width, height])
+        assert float(shares.min()) > 0
+        assert float(shares.max()) < 1
+        # It is not far away either: it fills most of the narrower side.
+        assert float((shares.amax(0) - shares.amin(0)).max()) > 0.8
+
+
+@pytest.mark.parametrize("points", [torch.zeros(0, 3), torch.ones(4, 3)])
+def test_a_scene_without_size_is_seen_from_a_distance_of_3(points: torch.Tensor) -> None:
+    middle = points.mean(0) if len(points) else torch.zeros(3)
+    for camera in orbit_of(points, 2):
+        torch.testing.assert_close((camera.centre - middle).norm(), torch.tensor(3.0))
+
+
+def released(**changes: Any) -> dict[str, Any]:
+    # A quarter turn about z: the camera's x axis is the world's y, and its y axis the world's -x.
+    turn = [[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    entry = {"id": 0, "img_name": "a", "width": 40, "height": 30, "position": [1.0, 2.0, 3.0], "rotation": turn}
+    return {**entry, "fy": 50.0, "fx": 60.0, **changes}
+
+
+def test_a_camera_of_3dgs_by_hand(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps([released()]))
+    camera = read_cameras(tmp_path / "a.json")[0]
+    torch.testing.assert_close(camera.centre, torch.tensor([1.0, 2.0, 3.0]))
+    # One along the world's y and two ahead of the camera is one to its right.
+    seen = camera.rotation @ torch.tensor([1.0, 3.0, 5.0]) + camera.translation
+    torch.testing.assert_close(seen, torch.tensor([1.0, 0.0, 2.0]))
+    assert (camera.fx, camera.fy, camera.cx, camera.cy) == (60, 50, 20, 15)
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ({key: value for key, value in released().items() if key != "fx"}, "lacks 'fx'"),
+        ({key: value for key, value in released().items() if key != "position"}, "lacks 'translation'"),
+        (released(rotation=[[-1.0, 0, 0], [0, 1, 0], [0, 0, 1]]), "rotation mirrors"),
+        (released(rotation="north"), "entry 1 is no camera: "),
+        (released(width=40.5), "whole numbers, got 40.5"),
+        (released(width=math.inf), "whole numbers, got inf"),
+        (released(fx=0), "focal lengths must be positive, got 0.0"),
+        (released(position=[0.0, math.nan, 0.0]), "3 finite numbers"),
+        ([1, 2], "expected an object, got list"),
+    ],
+)
+def test_the_entry_that_is_no_camera_is_named_with_the_reason(entry: Any, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([released(), entry]))
+    with pytest.raises(ValueError, match=re.escape(reason)) as caught:
+        read_cameras(path)
+    assert str(caught.value).startswith(f"{path}: entry 1 is no camera")
+
+
+def test_a_missing_file_of_cameras_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none\.json: no such file"):
+        read_cameras(tmp_path / "none.json")

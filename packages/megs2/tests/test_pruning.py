@@ -7,7 +7,7 @@ import torch
 from megs2.gaussians import C0, Gaussians, from_points
 from megs2.importance import lobe_scores, lobe_values
 from megs2.pruning import Costs, Pruner, Pruning, costs_of, cut
-from megs2.scene import Scene
+from megs2.scene import RATES, Scene, build_optimizers
 from megs2.spherical_gaussians import sphere_mean, sphere_variance
 
 
@@ -100,6 +100,47 @@ def test_the_cut_folds_the_means_of_removed_lobes_into_the_base(compensate: bool
         expected[0] += lost[0, 0] + lost[0, 2]
         expected[1] += lost[1, 0] + lost[1, 1]  # its third slot was not active
     torch.testing.assert_close(found.base, expected)
+
+
+def test_moments_follow_their_parameters_through_the_cut() -> None:
+    module = Scene(gaussians(6))
+    adams = build_optimizers(module, RATES, 1.0)
+    for name, adam in adams.items():
+        module.params[name].grad = torch.ones_like(module.params[name])
+        adam.step()
+        for moment in ("exp_avg", "exp_avg_sq"):
+            adam.state[module.params[name]][moment].copy_(module.params[name].detach())
+    g = torch.Generator().manual_seed(2)
+    kept, lobes = torch.tensor([True, False, True, True, False, True]), torch.rand(6, 3, generator=g) < 0.5
+    before = module.gaussians.detach().base.clone()
+    cut(module, adams, (kept, lobes & kept[:, None]))
+    assert module.counts.tolist() == lobes[kept].sum(1).tolist()
+    for name, adam in adams.items():
+        assert adam.state.keys() == {module.params[name]}
+        expected = before[kept] if name == "base" else module.params[name].detach()
+        for moment in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(adam.state[module.params[name]][moment], expected), name
+
+
+def test_duals_collect_what_the_projection_removes_of_activated_values() -> None:
+    scene, pruner = gaussians(6), Pruner(Pruning(rho=1.0), Costs(57, 28))
+    scene.sharpness.neg_()
+    kept, lobes = torch.arange(6) < 3, torch.zeros(6, 3, dtype=torch.bool)
+    pruner.start(scene, (kept, lobes))
+    pruner.update(scene, (kept, lobes))
+    removed = scene.opacities.sigmoid() * ~kept
+    torch.testing.assert_close(pruner.proxies["opacities"].u, removed)
+    torch.testing.assert_close(pruner.proxies["sharpness"].u, scene.sharpness.abs())
+    expected = 0.5 * ((2 * removed).square().sum() + (2 * scene.sharpness).square().sum())
+    torch.testing.assert_close(pruner.penalty(scene), expected)
+
+
+def test_a_given_cost_of_a_gaussian_replaces_what_it_takes() -> None:
+    scene, weights = gaussians(lobes=0), torch.arange(1.0, 41.0)
+    for given, count in ((None, 35), (100.0, 20)):  # 2000 / 57, 2000 / 100
+        kept, _ = Pruner(Pruning(budget_mb=0.002, gaussian_bytes=given), Costs(57, 28)).choose(scene, weights, weights)
+        assert int(kept.sum()) == count
+        assert bool(kept[-count:].all())
 
 
 @pytest.mark.parametrize(

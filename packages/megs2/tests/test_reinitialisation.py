@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import torch
 from megs2.camera import Camera, View, look_at
-from megs2.compositing import weights_at
-from megs2.dominance import dominant, largest_areas
 from megs2.gaussians import Gaussians, from_points
-from megs2.projection import Projection, project
 from megs2.reinitialisation import depth_map, points_from_depth, unproject
 
 
@@ -54,23 +51,3 @@ def test_points_lie_on_the_wall_with_the_colours_of_the_photograph() -> None:
     torch.testing.assert_close(points[:, 2], torch.full((50,), 3.0), rtol=1e-3, atol=0)
     columns, rows = (20 * points[:, 0] / 3 + 7.5).round().long(), (20 * points[:, 1] / 3 + 7.5).round().long()
     torch.testing.assert_close(colours, image[rows, columns])
-
-
-def test_the_dominant_gaussian_has_the_largest_weight() -> None:
-    g = torch.Generator().manual_seed(4)
-    made = from_points(torch.randn(80, 3, generator=g), torch.rand(80, 3))
-    made.opacities.copy_(2 * torch.randn(80, generator=g))
-    camera = look_at(torch.tensor([0.0, -5, 1]), torch.zeros(3), torch.tensor([0.0, 0, 1]), fov=30, width=22, height=19)
-    opacities = made.opacities.sigmoid()
-    projected = project(made.means, made.quats, made.scales.exp(), opacities, camera)
-    order = torch.argsort(projected.depths)
-    order = order[(projected.radii[order] > 0).all(1)]
-    y, x = torch.meshgrid(torch.arange(19) + 0.5, torch.arange(22) + 0.5, indexing="ij")
-    near_first = Projection(projected.means2d[order], projected.conics[order], projected.depths, projected.radii)
-    weights, _ = weights_at(torch.stack([x, y], -1).reshape(-1, 2), near_first, opacities[order])
-    largest = weights.max(1)
-    expected = torch.where(largest.values > 0, order[largest.indices], -1).view(19, 22)
-    found = dominant(made, camera)
-    assert int((found != expected).sum()) <= 2  # nearly equal ones
-    areas = largest_areas(made, [camera, camera])
-    torch.testing.assert_close(areas, torch.bincount(found[found >= 0], minlength=80))

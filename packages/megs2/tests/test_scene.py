@@ -43,6 +43,15 @@ def test_gaussians_come_out_as_they_went_in() -> None:
     assert "axes" not in Scene(gaussians(lobes=0)).params
 
 
+def test_training_leaves_the_gaussians_alone_that_it_began_with() -> None:
+    made, same = gaussians(), gaussians()
+    scene = Scene(made)
+    trained(scene)
+    scene.counts.add_(1)
+    for name in (*NAMES, "counts"):
+        assert torch.equal(getattr(made, name), getattr(same, name)), name
+
+
 def test_a_state_of_another_size_and_kind_is_loaded() -> None:
     small, large = Scene(gaussians(5, lobes=0, degree=1)), Scene(gaussians(9))
     small.load_state_dict(large.state_dict())
@@ -129,6 +138,7 @@ def test_a_new_start_trains_as_a_new_scene_does() -> None:
     scene, fresh = Scene(gaussians()), Scene(gaussians(7))
     adams, others = trained(scene), trained(fresh)
     begin_anew(scene, adams, gaussians(7))
+    assert not any(adam.state for adam in adams.values())
     descend(scene, adams, 2)
     for name in fresh.params:
         torch.testing.assert_close(scene.params[name], fresh.params[name], rtol=0, atol=0)

@@ -23,6 +23,11 @@ def test_proxies_are_projected_every_fifty_steps_of_pruning() -> None:
     assert 35_200 not in PAPER.pruning
 
 
+def test_projections_are_counted_from_the_first() -> None:
+    schedule = Schedule(prune_from=7, prune_until=20, prune_every=5)
+    assert [step for step in range(30) if schedule.projects_at(step)] == [7, 12, 17]
+
+
 def test_without_pruning_nothing_is_projected() -> None:
     assert not any(Schedule().projects_at(step) for step in range(100))
 

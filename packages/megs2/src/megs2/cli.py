@@ -36,7 +36,7 @@ def convert(
 def prune(
     input: str,
     out: Path,
-    budget_mb: float,
+    budget_mb: float | None = None,
     cameras: str | None = None,
     worth: Literal["colour", "weight"] = "colour",
 ) -> None:
@@ -45,7 +45,7 @@ def prune(
     Args:
         input: a .ply of 3DGS or of MEGS², a .safetensors of this package, a run folder, or `last`.
         out: the file to write, .ply or .safetensors.
-        budget_mb: megabytes (10^6 bytes) that the scene may take in memory.
+        budget_mb: megabytes (10^6 bytes) that the scene may take in memory; has to be given.
         cameras: what importance is measured by: a cameras.json, or the folder of a capture, whose training views
             count; orbits around the scene when null.
         worth: of a Gaussian: its blending weight times the mean colour that is seen, or the weight alone.

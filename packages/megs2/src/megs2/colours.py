@@ -2,8 +2,8 @@
 
     col_i(v) = clamp(0.5 + C0 (base_i + sum_{j < n_i} G(v; mu_ij, s_ij, a_ij)), 0, 1),   v_i = (c - x_i) / |c - x_i|
 
-Channels that the clamp changes get no gradient. With spherical harmonics in place of lobes the direction is the opposite
-one and there is no upper clamp, as in 3DGS.
+Channels that the clamp changes get no gradient. With spherical harmonics in place of lobes the direction is opposite,
+and there is no upper clamp, as in 3DGS.
 """
 
 from __future__ import annotations

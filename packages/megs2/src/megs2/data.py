@@ -100,9 +100,14 @@ class CaptureData(LightningDataModule):
 
     def test_dataloader(self) -> DataLoader[Any]:
         """Return the views of `test_on`."""
-        return self._evaluation(self.capture.test if self.test_on == "test" else self.capture.val)
+        views = self.capture.test if self.test_on == "test" else self.capture.val
+        if not views:
+            raise ValueError(f"data.test_on is {self.test_on}, but the capture has no such views; see data.val_every")
+        return self._evaluation(views)
 
     def _evaluation(self, views: list[View]) -> DataLoader[Any]:
+        if not views:
+            return DataLoader(views)  # type: ignore[arg-type]
         return DataLoader(views, batch_sampler=EvalBatchSampler(len(views), 1), collate_fn=first)  # type: ignore[arg-type]
 
     def transfer_batch_to_device(self, batch: View, device: torch.device, dataloader_idx: int) -> View:

@@ -100,7 +100,8 @@ def _fit(target: Tensor, directions: Tensor, lobes: int, steps: int) -> tuple[Te
     return axes, sharpness, _solve(_lobe_basis(directions, axes, sharpness), target)
 
 
-def _rmse(wanted: Gaussians, found: Gaussians, directions: Tensor) -> Tensor:
+def rmse(wanted: Gaussians, found: Gaussians, directions: Tensor) -> Tensor:
+    """Return the root mean squared error (N,) of the unclamped colours, over directions (D, 3) and channels."""
     return (unclamped(wanted, directions) - unclamped(found, directions)).square().mean((1, 2)).sqrt()
 
 
@@ -112,14 +113,19 @@ def to_lobes(
 
     Args:
         gaussians: N of them; a scene with room for lobes is returned as it is.
-        lobes: K of each Gaussian.
+        lobes: K of each Gaussian, 0 to 3.
         steps: of Adam.
         progress: show a bar on a terminal.
 
     Returns:
-        The scene with lobes, all active (none where the harmonics are of degree 0), and the root mean squared error of
-        the unclamped colours over the sphere, (N,).
+        The scene with lobes, all active (none where the colour is the same from all sides), and the root mean squared
+        error of the unclamped colours over the sphere, (N,).
+
+    Raises:
+        ValueError: if the number of lobes is out of range, or that of steps negative.
     """
+    if not 0 <= lobes <= MAX_LOBES or steps < 0:
+        raise ValueError(f"expected lobes in 0..{MAX_LOBES} and steps >= 0, got {lobes} and {steps}")
     scene = gaussians.detach()
     directions = sphere_directions().to(scene.means)
     if scene.max_lobes:
@@ -131,9 +137,12 @@ def to_lobes(
         if scene.rest.shape[1] and lobes and len(part):
             target = (unclamped(part, directions) - 0.5) / C0
             axes, sharpness, coefficients = _fit(target, directions, lobes, steps)
+            constant = (part.rest == 0).flatten(1).all(1)
+            base = torch.where(constant[:, None], part.base, coefficients[:, 0])
+            amplitudes = coefficients[:, 1:].masked_fill(constant[:, None, None], 0)
             made = build(
-                part.means, part.scales, part.quats, part.opacities, coefficients[:, 0], axes=axes,
-                sharpness=sharpness, amplitudes=coefficients[:, 1:],
+                part.means, part.scales, part.quats, part.opacities, base, axes=axes, sharpness=sharpness,
+                amplitudes=amplitudes, counts=torch.where(constant, 0, lobes),
             )  # fmt: skip
         else:
             axes = part.means.new_zeros(len(part), lobes, 3)
@@ -144,7 +153,7 @@ def to_lobes(
                 counts=torch.zeros(len(part), dtype=torch.long, device=axes.device),
             )  # fmt: skip
         parts.append(made)
-        errors.append(_rmse(part, made, directions))
+        errors.append(rmse(part, made, directions))
     return _joined(parts), torch.cat(errors)
 
 
@@ -177,7 +186,7 @@ def to_harmonics(gaussians: Gaussians, degree: int = 3) -> tuple[Gaussians, Tens
         rest = coefficients[:, 1:].contiguous()
         made = build(part.means, part.scales, part.quats, part.opacities, coefficients[:, 0], rest=rest)
         parts.append(made)
-        errors.append(_rmse(part, made, directions))
+        errors.append(rmse(part, made, directions))
     return _joined(parts), torch.cat(errors)
 
 

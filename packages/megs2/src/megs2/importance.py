@@ -40,7 +40,7 @@ def blending_weights(
     """
     scene = gaussians.detach()
     total = torch.zeros_like(scene.opacities)
-    black = torch.zeros_like(scene.means[0])
+    black = scene.means.new_zeros(3)
     scales, opacities = scene.scales.exp(), scene.opacities.sigmoid()
     for camera in cameras:
         colour = torch.zeros_like(scene.means, requires_grad=True)

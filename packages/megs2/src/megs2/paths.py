@@ -15,6 +15,8 @@ from torch import Tensor
 from megs2.camera import Camera, look_at
 
 FAR = 0.95  # share of the Gaussians, by distance from the middle, that an orbit has in view
+MARGIN = 1.1  # between them and the edge of the picture
+EMPTY = 3.0  # distance from a scene without size
 
 
 def orbit(
@@ -39,8 +41,12 @@ def orbit(
     Raises:
         ValueError: if an argument is out of range.
     """
-    if frames < 1 or not radius > 0 or not -90 < elevation < 90:
+    if frames < 1 or not 0 < radius < math.inf or not -90 < elevation < 90:
         raise ValueError(f"expected frames >= 1, radius > 0, |elevation| < 90, got {frames}, {radius}, {elevation}")
+    if not 0 < fov < 180 or width < 1 or height < 1:
+        raise ValueError(f"expected fov in (0, 180) and a size of at least 1 x 1, got {fov} and {width} x {height}")
+    if up is not None and not 0 < float(up.norm()) < math.inf:
+        raise ValueError(f"up must be a direction, got {up.tolist()}")
     up = torch.tensor([0.0, 0.0, 1.0]).to(centre) if up is None else up / up.norm()
     aside = torch.eye(3).to(centre)[int(up.abs().argmin())]
     first = torch.linalg.cross(up, aside)
@@ -54,24 +60,33 @@ def orbit(
     return cameras
 
 
-def orbit_of(means: Tensor, frames: int, *, fov: float = 40.0, **options: Any) -> list[Camera]:
-    """Return an orbit around a scene, which has nearly all of it in view.
+def orbit_of(
+    means: Tensor, frames: int, *, fov: float = 40.0, width: int = 512, height: int = 512, **options: Any
+) -> list[Camera]:
+    """Return an orbit around a scene, which has nearly all of it in view, in the narrower direction of the picture.
 
     Args:
         means: (N, 3) centres of the Gaussians.
         frames: how many cameras.
         fov: horizontal angle of view, degrees.
+        width: pixels.
+        height: pixels.
         options: of `orbit`.
 
     Returns:
-        The cameras; around the origin for an empty scene.
+        The cameras; at a distance of 3 where the scene has no size, and around the origin where it is empty.
+
+    Raises:
+        ValueError: if an argument is out of range.
     """
+    options |= {"fov": fov, "width": width, "height": height}
     if not len(means):
-        return orbit(torch.zeros(3), 3.0, frames, fov=fov, **options)
+        return orbit(torch.zeros(3), EMPTY, frames, **options)
     centre = means.median(0).values
     distances = (means - centre).norm(dim=1).sort().values
-    size = max(float(distances[min(len(distances) - 1, int(FAR * len(distances)))]), 1e-6)
-    return orbit(centre, 1.1 * size / math.sin(math.radians(fov) / 2), frames, fov=fov, **options)
+    size = float(distances[min(len(distances) - 1, int(FAR * len(distances)))])
+    half = math.atan(math.tan(math.radians(fov) / 2) * min(1, height / max(1, width)))
+    return orbit(centre, MARGIN * size / math.sin(half) if size else EMPTY, frames, **options)
 
 
 def write_cameras(path: Path, cameras: Sequence[Camera]) -> None:
@@ -110,19 +125,27 @@ def read_cameras(path: Path) -> list[Camera]:
     for number, entry in enumerate(entries):
         try:
             cameras.append(_camera(entry))
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{path}: entry {number} is no camera ({type(error).__name__}: {error})") from error
+        except KeyError as error:
+            raise ValueError(f"{path}: entry {number} is no camera, it lacks {error}") from error
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"{path}: entry {number} is no camera: {error}") from error
     return cameras
 
 
-def _camera(entry: dict[str, Any]) -> Camera:
+def _camera(entry: Any) -> Camera:
+    if not isinstance(entry, dict):
+        raise ValueError(f"expected an object, got {type(entry).__name__}")
     rotation = torch.tensor(entry["rotation"], dtype=torch.float64)
     if rotation.shape != (3, 3) or not torch.allclose(rotation @ rotation.T, torch.eye(3).double(), atol=1e-3):
         raise ValueError("rotation is no rotation of 3 x 3 numbers")
-    width, height = int(entry["width"]), int(entry["height"])
+    if torch.det(rotation) < 0:
+        raise ValueError("rotation mirrors")
+    width, height = entry["width"], entry["height"]
+    if not all(type(side) is int and side > 0 for side in (width, height)):
+        raise ValueError(f"width and height must be positive whole numbers, got {width!r} and {height!r}")
     fx, fy = float(entry["fx"]), float(entry["fy"])
-    if not (width > 0 and height > 0 and 0 < fx < math.inf and 0 < fy < math.inf):
-        raise ValueError("sizes and focal lengths must be positive")
+    if not (0 < fx < math.inf and 0 < fy < math.inf):
+        raise ValueError(f"focal lengths must be positive, got {fx} and {fy}")
     if "position" in entry:
         rotation = rotation.T
         translation = -rotation @ torch.tensor(entry["position"], dtype=torch.float64)
@@ -132,4 +155,6 @@ def _camera(entry: dict[str, Any]) -> Camera:
         cx, cy = float(entry["cx"]), float(entry["cy"])
     if translation.shape != (3,) or not bool(translation.isfinite().all()):
         raise ValueError("the place must be 3 finite numbers")
+    if not (math.isfinite(cx) and math.isfinite(cy)):
+        raise ValueError(f"the principal point must be finite, got {cx} and {cy}")
     return Camera(rotation.float(), translation.float(), fx, fy, cx, cy, width, height)

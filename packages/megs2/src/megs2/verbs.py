@@ -92,9 +92,13 @@ def _all_around(scene: Gaussians) -> list[Camera]:
     ]
 
 
-def prune(input: str, out: Path, budget_mb: float, cameras: str | None, worth: Literal["colour", "weight"]) -> None:
+def prune(
+    input: str, out: Path, budget_mb: float | None, cameras: str | None, worth: Literal["colour", "weight"]
+) -> None:
     """Cut a trained scene down to a budget at once; see `cli.prune`."""
     check_suffix(out)
+    if budget_mb is None:
+        raise ValueError("budget_mb must be given, the megabytes that the scene may take")
     options = Pruning(method="hard", budget_mb=budget_mb, worth=worth)
     scene = scene_of(input).to(_device())
     places = _all_around(scene) if cameras is None else _cameras(cameras, scene, 12, (256, 256), 40.0)
