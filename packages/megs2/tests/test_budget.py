@@ -139,3 +139,8 @@ def test_ratios_remove_exact_shares_of_the_lowest() -> None:
     assert kept.tolist() == [True, False, False, True]
     # the lowest three of seven lobes go: 1, 2, 3; those of removed Gaussians go with them
     assert lobes.tolist() == [[True, False], [False, False], [False, False], [True, False]]
+
+
+def test_infinite_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="finite numbers of at least 0"):
+        joint(torch.tensor([float("inf"), 1.0, 2.0]), torch.zeros(3, 0), O_COST, S_COST, 130.0)

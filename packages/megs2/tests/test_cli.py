@@ -165,7 +165,6 @@ def test_baselines_and_ablations_run_and_keep_to_the_budget(options: list[str], 
         (["--model.schedule.prune_until=null"], "prune_from and prune_until go together"),
         (["--model.pruning.budget_mb=-1"], "budget_mb must be a finite number above 0, got -1"),
         (["--data.points=0"], "points must be at least 1, got 0"),
-        (["--model.means_lr=1e30"], "the loss of step"),
         (["--data.test_on=train"], "train"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
@@ -176,6 +175,19 @@ def test_what_cannot_work_is_one_sentence_and_leaves_nothing(
     assert main(["train", *TINY, *options, "--run_dir=refused"]) == 2
     assert message in the_error(capsys)
     assert not Path("refused").exists()
+
+
+def test_a_photograph_that_is_no_number_ends_the_run_with_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megs2 import data
+
+    def damaged(*args: object, **options: object):
+        capture = mesh_scene("duck", size=20, points=300)
+        capture.train[5].image[3, 3] = float("nan")
+        return capture
+
+    monkeypatch.setattr(data, "mesh_scene", damaged)
+    with pytest.raises(ValueError, match=r"the loss of step \d+ is nan: lower the rates, or look at the photographs"):
+        train()
 
 
 def test_a_run_can_be_tested_again() -> None:

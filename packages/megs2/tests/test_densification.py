@@ -10,8 +10,13 @@ from megs2.scene import RATES, Scene, build_optimizers
 
 
 def grown(
-    scales: list[float], opacities: list[float], gradients: list[float], made_new: int, cap: int = 100, extent: float = 1.0
-) -> Scene:  # fmt: skip
+    scales: list[float],
+    opacities: list[float],
+    gradients: list[float],
+    made_new: int,
+    cap: int = 100,
+    extent: float = 1.0,
+) -> Scene:
     """Run one round of densification with gradients given by hand."""
     n = len(scales)
     made = from_points(torch.randn(n, 3), torch.rand(n, 3), lobes=2)
@@ -59,7 +64,7 @@ def test_a_large_one_is_split_into_two_smaller_ones() -> None:
 def test_what_is_small_is_measured_by_the_extent() -> None:
     # 0.8 is more than a tenth of 1, and less than a tenth of 10: split in two, or duplicated as it is.
     largest = [
-        float(grown([0.05, 0.8], [0.5, 0.5], [0.1, 0.9], new, extent=extent).params["scales"].exp().max())
+        float(grown([0.05, 0.8], [0.5, 0.5], [0.1, 0.9], new, extent=extent).params["scales"].detach().exp().max())
         for extent, new in ((1.0, 2), (10.0, 1))
     ]
     assert largest == pytest.approx([0.5, 0.8], rel=0.02)

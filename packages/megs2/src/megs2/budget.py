@@ -56,13 +56,13 @@ def joint(gaussians: Tensor, lobes: Tensor, gaussian_cost: float, lobe_cost: flo
         What to keep. Entries without value are kept only if all that there is fits.
 
     Raises:
-        ValueError: if a value is negative or no number, a cost is not positive, or the budget is negative or no number.
+        ValueError: if a value is negative or not finite, a cost not positive, or the budget negative or no number.
     """
     if not (gaussian_cost > 0 and lobe_cost > 0 and budget >= 0):
         given = f"{gaussian_cost}, {lobe_cost} and {budget}"
         raise ValueError(f"costs must be positive and the budget at least 0, got {given}")
-    if not (bool((gaussians >= 0).all()) and bool((lobes >= 0).all())):
-        raise ValueError("values must be numbers of at least 0")
+    if not all(bool(((values >= 0) & values.isfinite()).all()) for values in (gaussians, lobes)):
+        raise ValueError("values must be finite numbers of at least 0")
     there = lobes > 0
     if len(gaussians) * gaussian_cost + int(there.sum()) * lobe_cost <= budget:
         return torch.ones_like(gaussians, dtype=torch.bool), there

@@ -40,8 +40,12 @@ def colours(gaussians: Gaussians, centre: Tensor) -> Tensor:
         # The coefficients beyond the constant are in absolute units, base in those of C0.
         units = units + (basis[..., None] * gaussians.rest).sum(1) / C0
     if gaussians.max_lobes:
-        values = lobes(towards[:, None], gaussians.axes, gaussians.sharpness, gaussians.amplitudes)
-        units = units + (values * gaussians.active[..., None]).sum(1)
+        # Slots that are not active may hold anything, and must reach neither value nor gradient.
+        active = gaussians.active
+        amplitudes = torch.where(active[..., None], gaussians.amplitudes, 0.0)
+        sharpness = torch.where(active, gaussians.sharpness, 0.0)
+        axes = torch.where(active[..., None], gaussians.axes, 1.0)
+        units = units + lobes(towards[:, None], axes, sharpness, amplitudes).sum(1)
     colour = 0.5 + C0 * units
     # At exactly 0 or 1 there is a gradient, so that black and white can be left; versions of torch differ in clamp.
     free = (colour >= 0) & (colour <= 1) if gaussians.max_lobes else colour >= 0

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -18,12 +18,13 @@ from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.functional.image import structural_similarity_index_measure
 
 from megs2.admm import Proxy
+from megs2.baselines import Colour, fixed_axes, start
 from megs2.budget import Kept
 from megs2.camera import Camera, Capture, View
 from megs2.colours import colours
 from megs2.densification import Densifier, Growth, simplify, split_blurred
 from megs2.dominance import largest_areas
-from megs2.gaussians import MAX_LOBES, Gaussians, from_points
+from megs2.gaussians import MAX_LOBES, Gaussians
 from megs2.importance import blending_weights, visible_colours
 from megs2.loss import photometric
 from megs2.pruning import Pruner, Pruning, costs_of, cut
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Colour = Literal["sg", "sh", "fixed_axes"]
 NO_PHASES, NO_PRUNING, PAPER_GROWTH = Schedule(), Pruning(), Growth()
 
 
@@ -159,15 +159,10 @@ class SplattingModule(LightningModule):
 
     def start_from(self, points: Tensor, seen: Tensor, step: int) -> Gaussians:
         """Start a scene of this colour model from points (P, 3) and their colours (P, 3)."""
-        random = generator(self.seed, "start", step)
-        return self.with_axes(from_points(points, seen, sh_degree=self.sh_degree, lobes=self.lobes, generator=random))
-
-    def with_axes(self, gaussians: Gaussians) -> Gaussians:
-        """Give all Gaussians the same orthogonal axes, where axes are not trained."""
-        if self.colour != "fixed_axes":
-            return gaussians
-        axes = torch.eye(3)[: gaussians.max_lobes].to(gaussians.axes)
-        return replace(gaussians, axes=axes.expand(len(gaussians), -1, -1).clone())
+        return start(
+            self.colour, points, seen, lobes=self.lobes, sh_degree=self.sh_degree,
+            generator=generator(self.seed, "start", step),
+        )  # fmt: skip
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Build an Adam for each parameter (Sec. 3.1)."""
@@ -251,13 +246,13 @@ class SplattingModule(LightningModule):
             weights = self.weights(gaussians, self.cameras(self.capture.train))
             random = generator(self.seed, "simplify")
             fresh = simplify(gaussians, weights, self.growth.simplify_share, random)
-            begin_anew(self.scene, self.adams, self.with_axes(fresh))
-        start = schedule.prune_from
-        if self.lobes and (start is None or step <= start):
+            begin_anew(self.scene, self.adams, fixed_axes(fresh) if self.colour == "fixed_axes" else fresh)
+        first = schedule.prune_from
+        if self.lobes and (first is None or step <= first):
             self.scene.counts.fill_(schedule.lobes_at(step, self.lobes))
-        if start is None or not self.scene.params:
+        if first is None or not self.scene.params:
             return
-        if step == start:
+        if step == first:
             self.pruner = self.new_pruner()
             if not soft:
                 self.cut(step)
@@ -267,7 +262,7 @@ class SplattingModule(LightningModule):
             gaussians = self.scene.gaussians.detach()
             middle = (schedule.pruning.start + schedule.pruning.stop) // 2
             self.pruner.lobes_due = self.pruning.choice != "sequential" or step >= middle
-            if step == start:
+            if step == first:
                 self.pruner.start(gaussians, self.kept(self.pruner, gaussians, self.views_at(step, "importance")))
             elif self.pruning.dual_updates:
                 self.pruner.update(gaussians, self.kept(self.pruner, gaussians, self.views_at(step, "importance")))

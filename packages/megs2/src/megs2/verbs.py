@@ -123,7 +123,7 @@ def render_scene(
 ) -> None:  # fmt: skip
     """Draw a scene along a path; see `cli.render`."""
     if film is not None:
-        check_film(out / film)
+        check_film(out / film, fps)
     if len(size) != 2 or min(size) < 1 or frames < 1 or fps < 1 or not 0 < fov < 180:
         raise ValueError(
             f"expected size of two positive numbers, frames and fps >= 1, fov in (0, 180), got {list(size)}, {frames}, "
