@@ -48,6 +48,7 @@ ABLATIONS: dict[str, list[str]] = {
 }  # fmt: skip
 SETTINGS: dict[str, list[str]] = {
     **{f"glossy-{budget}": [f"--model.pruning.budget_mb={budget / 1000}"] for budget in BUDGETS},
+    "ablations": ["--model.pruning.budget_mb=0.1"],
     "diffuse": ["--model.pruning.budget_mb=0.1"],
 }
 RATES = {"model.lr_scale": [1.5, 3.0, 6.0], "model.means_lr": [4e-4, 1.6e-3]}
@@ -78,7 +79,7 @@ def study(folder: Path) -> Study:
         report=REPORT,
         only={
             **{f"glossy-{budget}": PRUNED for budget in BUDGETS},
-            "glossy-100": [*PRUNED, *ABLATIONS],
+            "ablations": ["megs2", *ABLATIONS],
             "glossy-200": [*PRUNED, "3dgs", "unpruned"],
             "diffuse": ["megs2", "gaussianspa", "sh0", "unpruned"],
         },

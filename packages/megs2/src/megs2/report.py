@@ -64,6 +64,7 @@ REPORT = Report(
     ],
     titles={
         **{f"glossy-{budget}": f"Glossy duck, mug and torus at {budget} kB" for budget in BUDGETS},
+        "ablations": "Ablations on the same scenes at 100 kB",
         "diffuse": "Duck without highlights at 100 kB",
     },
     labels={
