@@ -78,9 +78,10 @@ def study(folder: Path) -> Study:
         hash_of=Megs2CLI.hash_of,
         report=REPORT,
         only={
-            **{f"glossy-{budget}": PRUNED for budget in BUDGETS},
+            "glossy-50": ["megs2", "gaussianspa"],
+            "glossy-100": PRUNED,
+            "glossy-200": ["megs2", "gaussianspa", "3dgs"],
             "ablations": ["megs2", *ABLATIONS],
-            "glossy-200": [*PRUNED, "3dgs", "unpruned"],
             "diffuse": ["megs2", "gaussianspa", "sh0", "unpruned"],
         },
         tunings=[TUNING],
