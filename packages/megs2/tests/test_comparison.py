@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from megs2 import comparison
 from megs2.app import Megs2CLI
-from megs2.comparison import ABLATIONS, METHODS, PRUNED, run_cell, study
+from megs2.comparison import METHODS, PRUNED, run_cell, study
 from megs2.report import BUDGETS, REPORT, draw_curve
 from shared.records import Record, Results
 
@@ -19,7 +19,7 @@ def options_of(words: list[str]):
 def test_everything_at_a_budget_has_that_budget_and_the_same_steps() -> None:
     found = study(RESULTS)
     for budget in BUDGETS:
-        for method in [*PRUNED, *(ABLATIONS if budget == 100 else [])]:
+        for method in PRUNED:
             config = options_of(found.arguments(method, f"glossy-{budget}"))
             assert config.trainer.max_steps == 1296
             assert config.model.pruning.budget_mb == pytest.approx(budget / 1000)
@@ -29,17 +29,17 @@ def test_everything_at_a_budget_has_that_budget_and_the_same_steps() -> None:
 
 def test_an_ablation_changes_one_thing() -> None:
     found = study(RESULTS)
-    default = options_of(found.arguments("megs2", "glossy-100")).model
+    default = options_of(found.arguments("megs2", "ablations")).model
     changed = {
         "sequential": ("choice",), "hard": ("method",), "no compensation": ("compensate",),
         "no dual updates": ("dual_updates",), "ratios": ("choice", "dual_updates", "gaussian_share", "lobe_share"),
     }  # fmt: skip
     for method, names in changed.items():
-        pruning = options_of(found.arguments(method, "glossy-100")).model.pruning
+        pruning = options_of(found.arguments(method, "ablations")).model.pruning
         different = {name for name in vars(pruning) if pruning[name] != default.pruning[name]}
         assert different == set(names), method
     for method, lobes in (("0 lobes", 0), ("1 lobe", 1), ("2 lobes", 2)):
-        assert options_of(found.arguments(method, "glossy-100")).model.lobes == lobes
+        assert options_of(found.arguments(method, "ablations")).model.lobes == lobes
 
 
 def test_every_method_was_tuned_over_as_many_candidates_on_validation_views() -> None:
